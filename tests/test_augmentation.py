@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+import tiny
 import tiny_images
 import torch
 from tiny_images import BATCHES, LORA, assert_state
@@ -47,14 +48,14 @@ def by_hand(job: Fit) -> Fit:
     plain = [replace(job, augment=None).batch(step) for step in range(len(job.batches))]
     seen = [augmented(batch, job.augment, generator(job.seed, "augment", step)) for step, batch in enumerate(plain)]
     assert not torch.equal(seen[0][0].pixels, plain[0][0].pixels)
-    return Fit.on(job.site, job.structure, job.start, seen, job.optimizer, seed=job.seed)
+    return tiny.fit_on(job.site, job.structure, job.start, seen, job.optimizer, seed=job.seed)
 
 
 @pytest.mark.parametrize("how", ["crop", "crop-flip"])
 def test_a_whole_model_trains_on_them(how):
     base = tiny_images.resnet()
     start = tiny_images.party(base, BATCHES[0]).initial()
-    job = Fit.on("c0", Full(), start, BATCHES, ADAM, seed=5, augment=how)
+    job = tiny.fit_on("c0", Full(), start, BATCHES, ADAM, seed=5, augment=how)
     found, expected = (Engine(base).execute([one])[0] for one in (job, by_hand(job)))
     assert found.state.equal(expected.state) and found.losses == expected.losses
 
@@ -63,7 +64,9 @@ def test_adapters_train_on_them_whoever_else_trains():
     """Three clients in one pass, of other draws each, and one of them alone."""
     base = tiny_images.vit()
     start = tiny_images.party(base, BATCHES[0], structure=LORA).initial()
-    jobs = [Fit.on(f"c{seed}", LORA, start, BATCHES[:3], ADAM, seed=seed, augment="crop-flip") for seed in range(3)]
+    jobs = [
+        tiny.fit_on(f"c{seed}", LORA, start, BATCHES[:3], ADAM, seed=seed, augment="crop-flip") for seed in range(3)
+    ]
     model = AdaptedModel(base.model, LORA, Pictures.of(base, LORA))
     found, _ = fit(model, jobs)
     expected, _ = fit(model, [by_hand(job) for job in jobs])

@@ -5,7 +5,7 @@ import torch
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.state import Layout, State, combine, stack, unstack
+from llm_fed.state import Layout, State, combine, stack
 from llm_fed.state.wire import WireError, pack, unpack
 
 
@@ -37,7 +37,7 @@ def test_rows_stack_and_come_apart():
     states = [state(i, -i) for i in range(3)]
     rows = stack(states)
     assert rows.shape == (3, 10) and rows[2, 0] == 2
-    back = unstack(rows, states[0])
+    back = [states[0].like(row) for row in rows]
     assert torch.equal(stack(back[1:]), rows[1:]) and torch.equal(stack([back[2], back[0]]), rows[[2, 0]])
     assert combine(back, torch.tensor([0.0, 1.0, 2.0]))["x.lora_A"][0, 0] == 5.0
 

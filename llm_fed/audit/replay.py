@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from llm_fed.basics.errors import RunError
 from llm_fed.bench.build import Experiment
-from llm_fed.federation.clients import encoded_upload, reported_examples, run_each, summed_here
+from llm_fed.federation.clients import encoded_upload, reported_examples, run_each, then_summed
 from llm_fed.federation.privacy import noisy_mean
 from llm_fed.federation.progress import InFlight, Progress, memories, restore
 from llm_fed.federation.uploads import arrivals
@@ -84,7 +84,7 @@ class Replay:
             e.clients[client].begin(round, lr)
         work = {client: method.client_update(e.clients[client], unpack(sent[client])) for client in delays}
         uploads, flying = {}, []
-        together = summed_here(e.clients, method, asks, self._scratch, round) if config.privacy.secure else None
+        together = then_summed(e.clients, method, [*sent], self._scratch, round)
         for client, answer in run_each(e.clients, work, e.runtime, together).items():
             if isinstance(answer, Exception):
                 continue

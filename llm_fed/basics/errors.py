@@ -107,6 +107,13 @@ def closest(name: str, valid: Collection[str]) -> str | None:
     return by_form[max(close, key=likeness)] if close else None
 
 
+def refuse(reasons: Mapping[str, bool], where: str = "") -> None:
+    """UserError: the first of these reasons that holds, after `where`."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise UserError(where + reason)
+
+
 def inert(key: str, value: object, beside: str) -> UserError:
     """The error of a setting that would change nothing, as it counts only beside others."""
     name = key.rpartition(".")[2]

@@ -105,7 +105,7 @@ def _train(quantization: Literal["nf4"] | None) -> str:
     structure = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
     start = draw(base.model, structure, generator(0))
     example = Encoded([1, 5, 6, 7], [False, False, True, True])
-    jobs = [Fit.on(name, structure, start, [[example]], Optimizer(1e-3)) for name in "ab"]
+    jobs = [Fit(name, structure, start, [example], [[0]], Optimizer(1e-3)) for name in "ab"]
     results, _ = fit(AdaptedModel(base.model, structure, autocast=base.autocast), jobs)
     for result in results:
         if isinstance(result, Exception):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from llm_fed.state import State
+from llm_fed.state import State, module_of
 from llm_fed.state.outline import leaves
 from llm_fed.state.roles import Given, Roles, Statistic, Weights, is_variance, role_of
 from llm_fed.state.wire import Message
@@ -135,8 +135,8 @@ def _running(
 
 def _spread(name: str, usual: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     """What is usual in a layer: of a variance BatchNorm's least one; of a mean the deviation of its numbers."""
+    least = torch.tensor(_LEAST, dtype=torch.float64)
     if is_variance(name):
-        return torch.tensor(_LEAST, dtype=torch.float64)
-    beside = usual.get(name.rpartition(".")[0] + ".running_var") if "." in name else usual.get("running_var")
-    variance = beside[2].mean().clamp(min=_LEAST) if beside else torch.tensor(_LEAST, dtype=torch.float64)
-    return variance.sqrt()
+        return least
+    beside = usual.get(f"{module_of(name)}.running_var".removeprefix("."))
+    return (beside[2].mean().clamp(min=_LEAST) if beside else least).sqrt()

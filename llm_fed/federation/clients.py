@@ -26,6 +26,7 @@ from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, pack, unpack
 
 Answers = dict[str, Message | Exception]  # by client, its answer or what ended its work
+Then = Callable[[Answers], Answers]
 
 
 class Clients(Protocol):
@@ -63,7 +64,6 @@ class LocalClients:
     sites: Mapping[str, Client]
     schedule: Schedule
     runtime: Runtime
-    _together: Callable[[Answers], Answers] | None = None  # in this round
 
     def take(self, progress: Progress) -> None:
         """Nothing: `resume` has put the sites' memories back."""
@@ -79,18 +79,19 @@ class LocalClients:
             run.digests.sent(messages)
         with watch("local"):
             answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
-            if run.config.privacy.secure:
-                self._together = summed_here(self.sites, method, asks, run, progress.round)
-            answers = self._ask(method, answered, progress.round, lr)
+            together = then_summed(self.sites, method, list(messages), run, progress.round)
+            answers = self._ask(method, answered, progress.round, lr, together)
         with watch("collect"):
             return self._collect(asks, run, progress, sent, messages, answers)
 
-    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> Answers:
-        """What each client answers to its message."""
+    def _ask(
+        self, method: Method, messages: Mapping[str, bytes], round: int, lr: float, then: Then | None = None
+    ) -> Answers:
+        """What each client answers to its message. `then`: see `run_each`."""
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        answers = run_each(self.sites, work, self.runtime, self._together)
+        answers = run_each(self.sites, work, self.runtime, then)
         failed = [a for a in answers.values() if isinstance(a, Exception) and not isinstance(a, RoundGivenUp)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
@@ -219,28 +220,26 @@ def reported_examples(site: Client, config: Config) -> int:
     return site.num_examples if config.privacy.clip is None else 1
 
 
-def summed_here(
-    sites: Mapping[str, Client], method: Method, asks: Sequence[Ask], run: Run, round: int
-) -> Callable[[Answers], Answers]:
-    """What makes of the answers of a round with `privacy.secure` their mean in each place."""
+def then_summed(
+    sites: Mapping[str, Client], method: Method, requested: Sequence[str], run: Run, round: int
+) -> Then | None:
+    """With `privacy.secure` what makes of the answers of a round their mean in each place. `requested`: the cohort."""
 
     def mean(answers: Answers) -> Answers:
         examples = {name: reported_examples(sites[name], run.config) for name in answers}
-        requested = [ask.client for ask in asks]
-
-        def log(client: str, why: str) -> None:
+        found, long = together(answers, examples, requested, run.config, method, run.secret, round)
+        for client, why in long.items():
             log_event(run, round, client, "clipped", why)
+        return found
 
-        return together(answers, examples, requested, run.config, method, run.secret, round, log)
-
-    return mean
+    return mean if run.config.privacy.secure else None
 
 
 def run_each(
     sites: Mapping[str, Client],
     work: Mapping[str, Coroutine[Any, Any, Message]],
     runtime: Runtime,
-    then: Callable[[Answers], Answers] | None = None,
+    then: Then | None = None,
 ) -> Answers:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked. `then`:
     what is made of all answers together."""

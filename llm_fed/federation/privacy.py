@@ -30,10 +30,11 @@ from typing import Any
 import torch
 
 from llm_fed.basics.documents import Json
-from llm_fed.basics.errors import UserError, install
+from llm_fed.basics.errors import UserError, install, refuse
 from llm_fed.basics.rng import Secret
 from llm_fed.method import Method, Upload
-from llm_fed.method.client import NOISY_STEPS, Private
+from llm_fed.method.client import NOISY_STEPS
+from llm_fed.method.requests import PerExample
 from llm_fed.method.site import Site
 from llm_fed.settings.config import Config, PrivacyConfig
 from llm_fed.state import State
@@ -47,12 +48,12 @@ def at_clients(settings: PrivacyConfig) -> bool:
     return settings.clip is not None and not settings.central
 
 
-def of_examples(settings: PrivacyConfig, secret: Secret) -> Private | None:
+def of_examples(settings: PrivacyConfig, secret: Secret) -> PerExample | None:
     """How a client hides its examples, with batches and noise of this secret; None where it does not."""
     if not settings.by_example:
         return None
     assert settings.clip is not None
-    return Private(settings.clip, settings.noise, secret)
+    return PerExample(settings.clip, settings.noise, 0, secret)  # each fit has a size
 
 
 def check(config: Config, method: Method) -> None:
@@ -60,7 +61,7 @@ def check(config: Config, method: Method) -> None:
     that the accountant is not installed."""
     name, private, late = config.method["name"], config.privacy, config.delay
     examples, at_server = private.by_example, private.central
-    refused = {
+    reasons = {
         f"{name} gathers the rows of all clients in one place, which keeps no privacy; leave privacy out":
             method.gathers,
         f"privacy.clip is for methods with rounds, but {name} merges finished runs; set it to null":
@@ -76,9 +77,7 @@ def check(config: Config, method: Method) -> None:
         "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; set these, or privacy.where=client":
             at_server and (late.sigma > 0 or late.drop_out > 0),
     }  # fmt: skip
-    for why, there in refused.items():
-        if there:
-            raise UserError(why)
+    refuse(reasons)
     _accounting()
 
 

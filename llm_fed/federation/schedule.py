@@ -93,17 +93,13 @@ class Delayed:
             delay = self._delay(round, client) if self.sigma else 0
             if delay:
                 self._busy_until[client] = round + delay
-            lost = self.drop_out > 0 and self._drops_out(round, client)
-            asks.append(Ask(client, None if lost else delay))
+            draws = np.random.default_rng(derive(self.seed, "drop-out", client, round))
+            asks.append(Ask(client, None if draws.random() < self.drop_out else delay))
         return asks
 
     def _delay(self, round: int, client: str) -> int:
         draws = np.random.default_rng(derive(self.seed, "delay", client, round))
         return math.floor(abs(draws.normal(0, self.sigma)))
-
-    def _drops_out(self, round: int, client: str) -> bool:
-        draws = np.random.default_rng(derive(self.seed, "drop-out", client, round))
-        return bool(draws.random() < self.drop_out)
 
 
 def most_asked(schedule: Schedule, rounds: int) -> int:

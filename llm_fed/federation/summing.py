@@ -8,13 +8,13 @@ server step is given as the upload of each client is the mean of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.basics.errors import ClientError, UserError, refuse
 from llm_fed.basics.rng import Secret
 from llm_fed.federation.privacy import clipped, protected
 from llm_fed.method import Message, Method
@@ -31,7 +31,6 @@ _INSTEAD = (
     "fedsvd have one model for all, fedlora, ditto and fedsa personal ones, and feddyn and scaffold correct for unlike "
     "data"
 )
-Log = Callable[[str, str], None]  # of a client, what its user should know
 
 
 @dataclass(frozen=True)
@@ -75,14 +74,12 @@ def summed(method: Method) -> str | None:
 def check(config: Config, method: Method) -> None:
     """UserError: a run with `privacy.secure` needs more than sums; what to do."""
     private, name = config.privacy, config.method["name"]
-    if method.parents:
-        raise UserError(
-            f"privacy.secure is for methods with rounds, but {name} merges finished runs; train these with it, and "
-            "give them to `llm-fed merge`"
-        )
-    if summed(method) is None:
-        raise UserError(f"privacy.secure shows the server the sum of a round's updates, but {name} needs each of them; "
-                        f"{_INSTEAD}")  # fmt: skip
+    unlike = {
+        f" is for methods with rounds, but {name} merges finished runs; train these with it, and give them to `llm-fed "
+        "merge`": bool(method.parents),
+        f" shows the server the sum of a round's updates, but {name} needs each of them; {_INSTEAD}":
+            summed(method) is None,
+    }  # fmt: skip
     odd = {
         f"server.aggregation={config.server.aggregation} compares single uploads; set it to mean":
             config.server.aggregation != "mean",
@@ -96,9 +93,8 @@ def check(config: Config, method: Method) -> None:
         "every client is told who takes part in a round, and the epsilon of privacy.where=server is that of a sample "
         "that nobody knows; set participation=1": private.central and config.participation < 1,
     }  # fmt: skip
-    for why, there in odd.items():
-        if there:
-            raise UserError(f"privacy.secure: {why}")
+    refuse(unlike, "privacy.secure")
+    refuse(odd, "privacy.secure: ")
 
 
 def check_cohort(cohort: int) -> None:
@@ -166,9 +162,9 @@ def mean_of(total: Tensor, ring: Ring, like: Message, weights: Sequence[int], la
 
 def together(
     answers: Mapping[str, Message | Exception], examples: Mapping[str, int], requested: Sequence[str], config: Config,
-    method: Method, secret: Secret, round: int, log: Log,
-) -> dict[str, Message | Exception]:  # fmt: skip
-    """By client, instead of its answer, the mean of all answers of a round, or what ended it.
+    method: Method, secret: Secret, round: int,
+) -> tuple[dict[str, Message | Exception], dict[str, str]]:  # fmt: skip
+    """By client, instead of its answer, the mean of all answers of a round, or what ended it; and whose were too long.
 
     Args:
         examples: the number with which each client is weighed.
@@ -176,7 +172,7 @@ def together(
         secret: of rounding.
     """
     private, name = config.privacy, config.method["name"]
-    outcomes, uploads = dict(answers), {}
+    outcomes, uploads, long = dict(answers), {}, {}
     for client, answer in answers.items():
         if isinstance(answer, Exception):
             continue
@@ -186,9 +182,9 @@ def together(
             continue
         uploads[client] = protected(answer, private, secret, round, client)
         if said := too_long(uploads[client], private):
-            log(client, said)
+            long[client] = said
     if why := Cohort("", round, round, tuple(requested)).lacking([*uploads]):
-        return outcomes | dict.fromkeys(uploads, RoundGivenUp(f"the round is given up: {why}"))
+        return outcomes | dict.fromkeys(uploads, RoundGivenUp(f"the round is given up: {why}")), long
     weights = {client: examples[client] if summed(method) == "examples" else 1 for client in uploads}
     ring, largest = ring_of(private, len(requested)), max(weights.values())
     parts = (
@@ -197,7 +193,7 @@ def together(
     )
     total = sum((part.long() for part in parts), torch.zeros(1, dtype=torch.long))
     like = next(iter(uploads.values()))
-    return outcomes | dict.fromkeys(uploads, mean_of(total, ring, like, [*weights.values()], largest))
+    return outcomes | dict.fromkeys(uploads, mean_of(total, ring, like, [*weights.values()], largest)), long
 
 
 def rounding_key(secret: Secret, round: int, client: str) -> bytes:

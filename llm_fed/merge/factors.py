@@ -7,7 +7,7 @@ holds an adapter holds it in their own scaling: where it changes hands, B is mul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -77,8 +77,15 @@ def heads(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tensor
     return mean([state.pick(names) for state in states], weights).tensors() if names else {}
 
 
-def rebuilt(like: State, entries: dict[str, Tensor], pairs: dict[str, Pair] | None = None) -> State:
-    """A state with the entries of `like` in their order and dtype, from entries and from pairs of factors by layer."""
-    for layer, (b, a) in (pairs or {}).items():
-        entries |= {f"{layer}.{FACTORS[0]}": a, f"{layer}.{FACTORS[1]}": b}
+def rebuilt(like: State, entries: Mapping[str, Tensor]) -> State:
+    """A state with the entries of `like` in their order and dtype."""
     return State.of({name: entries[name].to(like.row) for name in like})
+
+
+def cut(like: State, entries: dict[str, Tensor], pairs: Mapping[str, Pair], rank: int) -> State:
+    """An adapter of this rank that adds, by layer, as much as it can of the product of a pair: B = U S and A = V of its
+    singular value decomposition. `entries`: what is not of these layers."""
+    for layer, (b, a) in pairs.items():
+        u, s, v = decomposed(b, a, rank)
+        entries |= {f"{layer}.{FACTORS[0]}": v[:rank], f"{layer}.{FACTORS[1]}": u[:, :rank] * s[:rank]}
+    return resized(rebuilt(like, entries), rank)  # a layer narrower than the rank has fewer components

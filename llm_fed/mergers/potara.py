@@ -27,6 +27,7 @@ from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import FACTORS, HEAD, Layout, State, factor_of
 
 DAMPINGS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # for which the weight is reported beside the chosen one
+WHOLE = (slice(None),)  # a row
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is
 
 
@@ -152,20 +153,19 @@ def cross_variances(rho: Tensor, sigma: Tensor) -> Tensor:
     return clipped * sigma.prod(0).sqrt()
 
 
-def traces(moments: Moments, fisher: Tensor, damping: float, where: list[slice] | None = None) -> Traces:
-    """a, b and c over the coordinates `where` (default: all). `fisher`: (2, P), `moments.fisher` or an estimate with
+def traces(moments: Moments, fisher: Tensor, damping: float, where: Sequence[slice] = WHOLE) -> Traces:
+    """a, b and c over the coordinates `where`. `fisher`: (2, P), `moments.fisher` or an estimate with
     other labels. `damping`: relative to the mean of F over the same coordinates."""
-    spans = [slice(0, fisher.shape[1])] if where is None else where
-    here = torch.cat([fisher[:, span] for span in spans], 1)
+    here = torch.cat([fisher[:, span] for span in where], 1)
     if not here.any(1).all():
         a, b = (0.0 if model.any() else math.inf for model in here)
         return Traces(a, b, 0.0)
-    rho = torch.cat([correlations(moments)[span] for span in spans])
+    rho = torch.cat([correlations(moments)[span] for span in where])
     sigma = variances(here, damping)
     a, b = sigma.sum(1).tolist()
     return Traces(a, b, float(cross_variances(rho, sigma).sum()))
 
 
-def sweep(moments: Moments, fisher: Tensor, where: list[slice] | None = None) -> dict[str, float]:
+def sweep(moments: Moments, fisher: Tensor, where: Sequence[slice] = WHOLE) -> dict[str, float]:
     """lambda_fed by damping, for DAMPINGS."""
     return {f"{damping:g}": traces(moments, fisher, damping, where).weight for damping in DAMPINGS}

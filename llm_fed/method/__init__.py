@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from llm_fed.basics.documents import Json
-from llm_fed.basics.errors import inert
+from llm_fed.basics.errors import UserError, inert
 from llm_fed.basics.rng import derive
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
@@ -35,7 +35,7 @@ from llm_fed.state import State
 from llm_fed.state.roles import Roles
 from llm_fed.state.wire import Message
 
-__all__ = ["Client", "Json", "Message", "Method", "Needed", "Roles", "Server", "Site", "State", "Structure", "Upload"]
+__all__ = ["Client", "Json", "Message", "Method", "Roles", "Server", "Site", "State", "Structure", "Upload"]
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,12 @@ def refuse_inert(method: Method, setting: str, counts: bool, beside: str) -> Non
         counts: whether it changes anything.
         beside: beside which settings it would.
     """
-    value = getattr(method, setting)
-    if not counts and value != getattr(type(method), setting):
+    value, (default,) = asdict(method)[setting], [own.default for own in fields(method) if own.name == setting]
+    if not counts and value != default:
         raise inert(f"method.{setting}", value, beside)
+
+
+def refuse_proximal(server: Server, method: str, setting: str) -> None:
+    """For `init` of a method whose own proximal term has the strength `setting`: UserError where there is another."""
+    if server.local.proximal:
+        raise UserError(f"{method} has a proximal term of its own, of strength {setting}; leave local.proximal out")

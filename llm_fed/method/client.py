@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.rng import Secret
 from llm_fed.method.requests import PerExample
 from llm_fed.method.site import Site
 from llm_fed.state import State
@@ -13,20 +12,13 @@ from llm_fed.state import State
 NOISY_STEPS = "noisy steps"  # key of `memory`: how many a private client took
 
 
-@dataclass(frozen=True)
-class Private:
-    """The noise that is added in every optimizer step (`privacy.unit=example`)."""
-
-    clip: float
-    noise: float
-    secret: Secret  # of the batches and the noise; who must not know the examples must not know it
-
-
 @dataclass
 class Client(Site):
     """One client, as a method's client code sees it."""
 
-    private: Private | None = None  # how its examples are hidden, see `federation/privacy.py`
+    # How its examples are hidden (`federation/privacy.py`), with a secret of all batches and noise: who must not know
+    # the examples must not know it.
+    private: PerExample | None = None
     alone: float = 0.0  # the rounds whose steps it takes by itself after the last that it trains with others
 
     @property
@@ -57,7 +49,7 @@ class Client(Site):
         size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
         self.memory[NOISY_STEPS] = {"rate": max(before["rate"], size / count), "steps": before["steps"] + steps}
         secret = self.private.secret.of("noise of examples", self._stage, self.round, self.id, nth)
-        return PerExample(self.private.clip, self.private.noise, size, secret)
+        return replace(self.private, size=size, secret=secret)
 
     @property
     def _stage(self) -> str:

@@ -30,9 +30,9 @@ def refuse_without_head(method: Method, server: Server, *settings: str) -> None:
         refuse_inert(method, setting, head, "a head that is trained beside the adapters, as classifiers have")
 
 
-def own_model(client: Site) -> State:
-    """The model that never leaves the client, from `memory["model"]`; at first the one that it begins with."""
-    return client.memory.get("model") or client.initial()
+def own_model(client: Site, key: str = "model") -> State:
+    """The model that never leaves the client, from its memory; at first the one that it begins with."""
+    return client.memory.get(key) or client.initial()
 
 
 def check_head(client: Site, state: State, shape: Sequence[int]) -> None:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, make_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar
 
-from llm_fed.basics.errors import UserError
 from llm_fed.method import Json, Method, Parent, Upload
 from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
@@ -51,18 +50,17 @@ class Merger:
         for each in own:
             if each.name in (*dir(Merge), *Merge.__annotations__):
                 raise TypeError(f"{function.__name__}: {each.name} is taken by every merge; rename the setting")
-        names = tuple(each.name for each in own)
         kind = make_dataclass(
             function.__name__,
             [(each.name, _given(each.annotation, Any), field(default=_given(each.default, MISSING))) for each in own],
             bases=(Merge,),
             frozen=True,
             kw_only=True,
-            namespace={"function": staticmethod(function), "merger": self, "paper": self.paper, "own": names},
+            namespace={"function": staticmethod(function), "merger": self, "paper": self.paper},
         )
         # Under this name other processes find it again, and there the types of its settings are looked up.
         kind.__module__, kind.__qualname__, kind.__doc__ = function.__module__, function.__qualname__, function.__doc__
-        function.merge = kind  # type: ignore[attr-defined]
+        _KINDS[function] = kind
         return function
 
 
@@ -77,7 +75,6 @@ class Merge(Method):
     unaudited: ClassVar[str] = "the merging itself; audit each of the runs in needs/ that it started from"
     function: ClassVar[Function]
     merger: ClassVar[Merger]  # what is declared of the function
-    own: ClassVar[tuple[str, ...]]  # the names of its settings
 
     fed_round: PositiveInt | None = None  # merge FedIT's adapter of this round; null: the one that its run selected
     local_round: PositiveInt | None = None  # likewise
@@ -107,7 +104,7 @@ class Merge(Method):
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
         doubles = self.merger.doubles
-        return doubled(structure) if (doubles(self) if callable(doubles) else doubles) else structure
+        return structure.doubled() if (doubles(self) if callable(doubles) else doubles) else structure
 
     def init(self, server: Server) -> None:
         if self.merger.of_head:
@@ -118,23 +115,21 @@ class Merge(Method):
 
     async def finish(self, client: Client, message: Mapping[str, State]) -> None:
         fed, local = (message[parent.name] for parent in self.parents)
-        merged = self.function(client, fed, local, **{name: getattr(self, name) for name in self.own})
+        of_all = {each.name for each in fields(Merge)}
+        own = {name: value for name, value in asdict(self).items() if name not in of_all}
+        merged = self.function(client, fed, local, **own)
         client.memory["merged"], client.memory["recipe"] = await merged if inspect.isawaitable(merged) else merged
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory["merged"]
 
 
+_KINDS: dict[Function, type[Merge]] = {}  # by the function that merges
+
+
 def kind_of(attribute: Any) -> Any:
     """The class of method that a module's attribute stands for: of a merger its `Merge`, else the thing itself."""
-    return getattr(attribute, "merge", attribute) if inspect.isfunction(attribute) else attribute
-
-
-def doubled(structure: Structure) -> Structure:
-    """Twice the rank with the same scaling."""
-    if not structure.fused:
-        raise UserError("method.space=delta is for adapters; use method.space=factors for whole models")
-    return structure.doubled()
+    return _KINDS.get(attribute, attribute) if inspect.isfunction(attribute) else attribute
 
 
 def _given(value: Any, otherwise: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TypedDict
 import torch
 from torch import nn
 
-from llm_fed.basics.errors import UserError, require
+from llm_fed.basics.errors import lookup
 from llm_fed.state import State
 
 # Fused and foreach: one operation on the rows of all clients (docs/results/log/performance.md);
@@ -42,8 +42,8 @@ class Tail:
 @dataclass(frozen=True)
 class Optimizer:
     """One client's optimizer. A step's gradient is that of the loss, of the proximal term and of `tail`; then it is
-    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is. UserError: an
-    unknown name, a number out of range, or momentum without sgd."""
+    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is. The ranges of
+    its numbers are those of `LocalConfig` and of methods' own settings."""
 
     lr: float
     name: str = "adamw"  # adamw | adam | sgd
@@ -59,15 +59,6 @@ class Optimizer:
     tail: Tail | None = None  # of adapters
     frozen: str | None = None  # regular expression of entries that stay as they are, whatever a method trains
 
-    def __post_init__(self) -> None:
-        require("local.optimizer", self.name, _KINDS)
-        numbers = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
-        for key, value in {**numbers, "proximal": self.proximal}.items():
-            if not 0 <= value < math.inf:
-                raise UserError(f"the optimizer's {key} is {value}; it must be at least 0 and finite")
-        if self.momentum and self.name != "sgd":
-            raise UserError(f"local.momentum is {self.momentum}, but {self.name} has none; set local.optimizer=sgd")
-
     def factor(self, step: int, steps: int) -> float:
         """What the rates are multiplied by in a step, 0 to steps - 1, of a fit."""
         if step < self.warmup:
@@ -78,4 +69,5 @@ class Optimizer:
     def over(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Torch's optimizer of groups of parameters, each with its learning rate."""
         momentum = {"momentum": self.momentum} if self.momentum else {}
-        return _KINDS[self.name](groups, lr=self.lr, weight_decay=self.weight_decay, **momentum)
+        kind = lookup("local.optimizer", self.name, _KINDS)
+        return kind(groups, lr=self.lr, weight_decay=self.weight_decay, **momentum)

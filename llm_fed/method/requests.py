@@ -84,23 +84,6 @@ class Fit(Request[Fitted], Generic[Item]):
     loss: Loss | Distillation | None = None  # None: the run's objective
     private: PerExample | None = None  # only of adapters
 
-    @classmethod
-    def on(
-        cls,
-        site: str,
-        structure: Structure,
-        start: State,
-        batches: Sequence[Sequence[Item]],
-        optimizer: Optimizer,
-        **options: Any,
-    ) -> Fit:
-        """On these examples, a list of them for each step."""
-        indices = iter(range(sum(map(len, batches))))
-        examples = [example for batch in batches for example in batch]
-        return cls(
-            site, structure, start, examples, [[next(indices) for _ in b] for b in batches], optimizer, **options
-        )
-
     @property
     def teachers(self) -> Sequence[State]:
         """Whom it distils from; often nobody."""
@@ -301,6 +284,15 @@ def succeeded(outcomes: Mapping[str, Result | Exception]) -> dict[str, Result]:
             raise outcome
         results[id] = outcome
     return results
+
+
+def size_of(example: Any) -> int:
+    """The tokens of an example or a query; 1 of whatever else is trained on."""
+    if isinstance(example, Query):
+        return len(example.prompt) + sum(map(len, example.options))
+    if isinstance(example, AnswerPair | Judged):
+        return sum(len(text.input_ids) for text in example.texts)
+    return len(example.input_ids) if isinstance(example, Encoded) else 1
 
 
 def augmented(pictures: Sequence[Picture], how: str, draws: torch.Generator) -> list[Picture]:

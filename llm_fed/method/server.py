@@ -27,13 +27,14 @@ class Server(Site):
         super().begin(round, lr)
         self.unmoved = []
 
-    def need_examples(self, method: str) -> None:
-        """Refuse a server that cannot train the clients' model. UserError: it has no example, or of another task."""
+    def need_examples(self, method: str, *, foreign: bool = False) -> None:
+        """Refuse a server without examples on which the method could train. UserError: it has none, or, unless
+        `foreign` ones will do, those of another task."""
         if not self.train:
             raise UserError(
                 f"{method} trains on the server's own examples, but the server has none; set task.server.examples"
             )
-        if self.data.foreign:
+        if self.data.foreign and not foreign:
             raise UserError(f"{method} needs server examples of the clients' own task; leave task.server.name out")
 
     def average(self, updates: Sequence[State], weights: Sequence[float] | None = None) -> State:

@@ -6,9 +6,8 @@ their package (`llm_fed.settings.plugins`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from llm_fed.basics.errors import UserError, lookup
@@ -193,8 +192,9 @@ def canonical(settings: Mapping[str, Json]) -> dict[str, Json]:
     name = next((name for name, other in BUILTIN.items() if other is kind), None) or str(settings["name"])
     if not objects.is_object(name) and name not in BUILTIN:
         name = plugins.path_of(kind)
-    values, defaults = {key: getattr(method, key) for key in fields_of(kind)}, defaults_of(kind)
-    return {"name": name, **{k: v for k, v in values.items() if k not in defaults or v != defaults[k]}}
+    values, defaults = asdict(method), defaults_of(kind)
+    own = {key: values[key] for key in fields_of(kind) if key not in defaults or values[key] != defaults[key]}
+    return {"name": name, **own}
 
 
 def builtin() -> list[dict[str, Any]]:
@@ -244,7 +244,7 @@ def _check(where: str, candidate: Any, *, is_object: bool = False) -> None:
         )
     # By this name a checkpoint's run and the ranks of a launch find it again.
     path = plugins.path_of(candidate)
-    if not is_object and kind_of(_at(path)) is not candidate:
+    if not is_object and "<" in path:
         raise UserError(f"{where} is not found as {path}; define it at the top level of its module")
     if "__dataclass_params__" not in vars(candidate):  # Method's own would be inherited
         raise UserError(
@@ -258,11 +258,3 @@ def _check(where: str, candidate: Any, *, is_object: bool = False) -> None:
                 f"{where}: its setting {name} is of the type {kind}; settings can be "
                 f"{PLAIN}, or several of these with | between"
             )
-
-
-def _at(path: str) -> Any:
-    module, _, name = path.partition(":")
-    value: Any = sys.modules.get(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.basics.errors import UserError
-from llm_fed.method import Client, Message, Method, Server, Site
+from llm_fed.method import Client, Message, Method, Server, Site, refuse_proximal
+from llm_fed.method.heads import own_model
 from llm_fed.settings import NonNegativeFloat
 
 
@@ -26,15 +26,12 @@ class Ditto(Method):
     strength: NonNegativeFloat = 0.1  # lambda; 0: local training. The paper tries 0.05 to 2
 
     def init(self, server: Server) -> Message:
-        if server.local.proximal:
-            raise UserError(
-                "ditto has a proximal term of its own, of strength method.strength; leave local.proximal out"
-            )
+        refuse_proximal(server, "ditto", "method.strength")
         return server.initial()
 
     async def client_update(self, client: Client, message: Message) -> Message:
         trained = await client.fit(message)
-        own = client.memory.get("personal") or client.initial()
+        own = own_model(client, "personal")
         pulled = replace(client.optimizer, proximal=self.strength / 2, anchor=message)
         client.memory["personal"] = await client.fit(own, optimizer=pulled)
         return trained - message

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.method import Client, Message, Method, Server, State, Upload
 from llm_fed.method.requests import Distillation
@@ -30,10 +29,7 @@ class FedDF(Method):
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
     def init(self, server: Server) -> Message:
-        if not server.train:
-            raise UserError(
-                "feddf distils on the server's own examples, but the server has none; set task.server.examples"
-            )
+        server.need_examples("feddf", foreign=True)
         return server.initial()
 
     async def client_update(self, client: Client, message: Message) -> Message:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from llm_fed.basics.errors import UserError
-from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload, refuse_proximal
 from llm_fed.settings import PositiveFloat
 
 
@@ -29,8 +28,7 @@ class FedDyn(Method):
     alpha: PositiveFloat = 0.01  # the paper tries 0.001 to 0.1
 
     def init(self, server: Server) -> Message:
-        if server.local.proximal:
-            raise UserError("feddyn has a proximal term of its own, of strength method.alpha; leave local.proximal out")
+        refuse_proximal(server, "feddyn", "method.alpha")
         model = server.initial()
         return {"model": model, "h": 0 * parameters(model)}
 

@@ -20,7 +20,7 @@ from llm_fed.basics.rng import generator
 from llm_fed.merge import robust
 from llm_fed.method import Client, Json, Message, Method, Server, State, Upload, refuse_inert
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import Layout, block_of, combine, module_of, stack, unstack
+from llm_fed.state import Layout, block_of, combine, module_of, stack
 from llm_fed.state.roles import Roles, Weights
 
 SoupStep = Literal["normalized", "gradient"]
@@ -97,11 +97,9 @@ class FedMerge(Method):
 
         if self.order == "published":
             logits = weights_after(state["soup"])
-            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
-            soup = move_soup(server, state["soup"], uploads, deltas, mixing)
-        else:
-            mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
-            soup = move_soup(server, state["soup"], uploads, deltas, mixing)
+        mixing = soup_mixing(logits.softmax(1), sizes, self.soup_step)
+        soup = move_soup(server, state["soup"], uploads, deltas, mixing)
+        if self.order != "published":
             logits = weights_after(soup if self.order == "algorithm1" else state["soup"])
         rows = {upload.client: row for upload, row in zip(uploads, logits, strict=True)}
         return {"soup": soup, "logits": {**state["logits"], **rows}}
@@ -274,7 +272,7 @@ def new_soup(soup: list[State], moved: Tensor, uploads: list[Upload], mixing: Te
     mix, which keeps variances positive; moving them by differences, as parameters, would not.
     """
     if not soup[0].extras:
-        return unstack(moved, soup[0])
+        return [soup[0].like(row) for row in moved]
     models = []
     for model, row, column in zip(soup, moved, mixing.T, strict=True):
         own = statistics(model)

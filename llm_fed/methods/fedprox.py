@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llm_fed.basics.errors import UserError
-from llm_fed.method import Client, Message, Method, Server
+from llm_fed.method import Client, Message, Method, Server, refuse_proximal
 from llm_fed.settings import PositiveFloat
 
 
@@ -27,8 +26,7 @@ class FedProx(Method):
     mu: PositiveFloat = 0.01  # the paper tries 0.001 to 1
 
     def init(self, server: Server) -> Message:
-        if server.local.proximal:
-            raise UserError("fedprox has a proximal term of its own, of strength method.mu; leave local.proximal out")
+        refuse_proximal(server, "fedprox", "method.mu")
         return server.initial()
 
     async def client_update(self, client: Client, message: Message) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.merge.factors import decomposed, rank_of, rebuilt, resized
+from llm_fed.merge.factors import cut, rank_of
 from llm_fed.merge.products import layers
 from llm_fed.method import Client, Message, Method, Server, State, Upload, mean_update
 from llm_fed.settings import PositiveInt
@@ -49,11 +49,5 @@ class FedSVD(Method):
 
 def orthogonal(state: State) -> State:
     """The same products B A with orthonormal rows of A and B = U S. A layer whose B is zero stays as it is."""
-    learned = [(layer, a, b) for layer, a, b in layers(state) if bool(state[b].any())]
-    if not learned:
-        return state
-    entries, rank, pairs = state.tensors(), rank_of(state), {}
-    for layer, a, b in learned:
-        u, s, v = decomposed(state[b], state[a], rank)
-        pairs[layer] = u[:, :rank] * s[:rank], v[:rank]
-    return resized(rebuilt(state, entries, pairs), rank)  # a layer narrower than the rank has fewer components
+    learned = {layer: (state[b], state[a]) for layer, a, b in layers(state) if bool(state[b].any())}
+    return cut(state, state.tensors(), learned, rank_of(state)) if learned else state

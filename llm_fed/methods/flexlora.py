@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.merge.factors import decomposed, heads, rank_of, rebuilt, resized, stacked
+from llm_fed.merge.factors import cut, heads, rank_of, stacked
 from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.methods import served
 
@@ -42,9 +42,5 @@ class FlexLoRA(Method):
         factors = [served.of(state["clients"], upload.client, model)[1] for upload in uploads]
         adapters = [upload.content for upload in uploads]
         mean = stacked(adapters, [n / total / factor for n, factor in zip(examples, factors, strict=True)])
-        pairs, rank = {}, rank_of(model)
-        for layer, (b, a) in mean.items():
-            u, s, v = decomposed(b, a, rank)
-            pairs[layer] = u[:, :rank] * s[:rank], v[:rank]
-        adapter = rebuilt(model, heads(adapters, examples), pairs)
-        return {"model": resized(adapter, rank), "clients": state["clients"]}  # a narrow layer has fewer components
+        adapter = cut(model, heads(adapters, examples), mean, rank_of(model))
+        return {"model": adapter, "clients": state["clients"]}

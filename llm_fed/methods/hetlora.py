@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
@@ -98,14 +97,11 @@ class HetLoRA(Method):
             # Where no client adds anything to the layer, all count alike.
             share = torch.tensor(weights if sum(weights) else [1.0] * len(padded), dtype=torch.float64)
             for name in (a, b):
-                entries[name] = _weighted([state[name] for state in padded], share / share.sum())
+                stacked = torch.stack([state[name] for state in padded])
+                entries[name] = torch.einsum("k,k...->...", (share / share.sum()).to(stacked), stacked)
         return rebuilt(padded[0], entries)
 
 
 def _tail(state: State, first: int) -> float:
     """`sum over layers of ||B[:, first:]|| ||A[first:]||`."""
     return sum(float(state[b][:, first:].norm() * state[a][first:].norm()) for _, a, b in layers(state))
-
-
-def _weighted(values: list[Tensor], share: Tensor) -> Tensor:
-    return torch.einsum("k,k...->...", share.to(values[0]), torch.stack(values))

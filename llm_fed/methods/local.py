@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.method import Client, Message, Method, Server, Site, Upload
+from llm_fed.method.heads import own_model
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,11 @@ class Local(Method):
         return None
 
     async def client_update(self, client: Client, message: Message) -> Message:
-        client.memory["adapter"] = await client.fit(own(client))
+        client.memory["adapter"] = await client.fit(own_model(client, "adapter"))
         return None
 
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         return None
 
     async def personalize(self, client: Site, message: Message) -> Message:
-        return own(client)
-
-
-def own(client: Site) -> Message:
-    """The client's adapter, or the one that all clients start from."""
-    return client.memory.get("adapter") or client.initial()
+        return own_model(client, "adapter")

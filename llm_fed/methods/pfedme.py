@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Client, Message, Method, Server, Site, State, Upload, averaged
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload, averaged, refuse_proximal
 from llm_fed.settings import Above, AtMost, PositiveFloat, PositiveInt
 
 
@@ -31,10 +31,7 @@ class PFedMe(Method):
     mixing: Annotated[float, Above(0), AtMost(2)] = 1.0  # beta of w <- (1 - beta) w + beta mean
 
     def init(self, server: Server) -> Message:
-        if server.local.proximal:
-            raise UserError(
-                "pfedme has a proximal term of its own, of strength method.strength; leave local.proximal out"
-            )
+        refuse_proximal(server, "pfedme", "method.strength")
         if self.outer_lr * self.strength > 1:
             raise UserError(
                 f"method.outer_lr * method.strength is {self.outer_lr * self.strength:g}; it must be at most 1 (where "

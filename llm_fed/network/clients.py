@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from llm_fed.basics.documents import Json
 from llm_fed.basics.names import rounded
@@ -59,16 +58,6 @@ def known_of(progress: Progress) -> Known:
     return cast(Known, progress.elsewhere)
 
 
-@dataclass
-class _Sent:
-    """What was sent in one round."""
-
-    messages: dict[str, bytes] = field(default_factory=dict)  # by client
-    failed: list[tuple[str, str]] = field(default_factory=list)  # who could not be sent it, and why
-    asks: set[str] = field(default_factory=set)
-    since: float = 0.0
-
-
 class RemoteClients:
     """The clients of a federation over a network.
 
@@ -90,25 +79,18 @@ class RemoteClients:
         self._known: Known
         self.names: tuple[str, ...] = ()
 
-    def gather(
-        self,
-        base: str,
-        before: Sequence[str] = (),
-        owners: Mapping[str, int] | None = None,
-        examples: Mapping[str, int] | None = None,
-    ) -> None:
+    def gather(self, base: str, known: Mapping[str, Any]) -> None:
         """Wait for the clients that the configuration names, or for as many as it says, and fix their order; see
         `Roster.gather`.
 
         Args:
             base: the fingerprint that the base of every node must have.
-            before: who took part when this run was begun.
-            owners, examples: at which node each client was then, and how many examples it said it had; with others it
-                is not accepted.
+            known: network.json: who took part when this run was begun (`clients`), at which of the `nodes` each was,
+                and how many `examples` it said it had; with others it is not accepted.
         """
-        self.roster.owners |= owners or {}
-        self.roster.examples |= examples or {}
-        self.roster.base, configured = base, self._config.network.clients
+        self.roster.owners |= known["nodes"]
+        self.roster.examples |= known["examples"]
+        self.roster.base, configured, before = base, self._config.network.clients, known["clients"]
         if not isinstance(configured, int):
             configured = tuple(self.roster.homes)
         wanted = before or configured
@@ -130,19 +112,18 @@ class RemoteClients:
         self._remember(progress, run)
         with watch("broadcast"):
             messages = Messages(method, progress.state, self.names, self._config.transport)
-            sent = self._send(messages, progress.round, lr)
-            self._asked(sent.messages, run)
+            sent, failed = self._send(messages, progress.round, lr)
+            self._asked(sent, run)
         with watch("local"):
-            came = self._wait(sent)
+            came = self._wait(progress.round)
         with watch("collect"):
-            record = self._collect(run, progress, came, sent.failed)
-        return {"asked": len(sent.messages), **record, "bytes_down": sum(map(len, sent.messages.values()))}
+            record = self._collect(run, progress, came, failed)
+        return {"asked": len(sent), **record, "bytes_down": sum(map(len, sent.values()))}
 
     def evaluate(self, messages: Messages, split: str) -> Summary | None:
         """The scores of those who can be reached, each on its own data."""
-        packed = {name: messages.packed(name) for name in messages}
-        orders = {name: {"split": split} for name in messages}
-        return self._summary(self._call("evaluate", orders, packed, self._config.network.deadline))
+        orders = {name: ({"split": split}, messages.packed(name)) for name in messages}
+        return self._summary(self._call("evaluate", orders, self._config.network.deadline))
 
     def finish(
         self,
@@ -162,11 +143,10 @@ class RemoteClients:
             ended: the round after which the run has ended before its last one, if it has.
         """
         common: dict[str, Json] = {"name": name, "spent": spent} | ({} if ended is None else {"ended": ended})
-        orders = {client: {**common, "given": given.get(client, {})} for client in messages}
-        contents = {client: pack(sent) for client, sent in messages.items()}
+        orders = {name: ({**common, "given": given.get(name, {})}, pack(sent)) for name, sent in messages.items()}
         # Without it there is no result, so who is slow is waited for, but not for long where the others have answered.
         network = self._config.network
-        replies = self._call("finish", orders, contents, network.patience, quiet=network.deadline)
+        replies = self._call("finish", orders, network.patience, quiet=network.deadline)
         return self._summary(replies), replies
 
     def spent(self, config: Config, round: int) -> dict[str, Json]:
@@ -214,7 +194,6 @@ class RemoteClients:
 
     def _idle(self) -> list[str]:
         """The clients that are there and not at work; waits until there is one, or one at work."""
-        announced = False
         while True:
             self.roster.greet()
             nodes = self._link.nodes()
@@ -222,47 +201,40 @@ class RemoteClients:
             idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in nodes]
             if idle or busy:
                 return idle
-            if not announced:
-                announced = True
-                self._say("no client is there; waiting")
+            self.roster.say_once("no client is there; waiting")
             time.sleep(_PAUSE)
 
-    def _send(self, messages: Messages, round: int, lr: float) -> _Sent:
-        """Order the cohort of a round to train, and wait for its answers from now on."""
-        sent, orders, expected = _Sent(), [], []
+    def _send(self, messages: Messages, round: int, lr: float) -> tuple[dict[str, bytes], list[tuple[str, str]]]:
+        """Order the cohort of a round to train, and wait for its answers from now on; by client what it is sent, and
+        who could not be sent it, and why."""
+        sent, failed, orders, expected = dict[str, bytes](), [], [], []
         common: dict[str, Json] = {"kind": "train", "run": self._token, "round": round, "lr": lr}
         for name in self._cohort(round):
-            content = sent.messages[name] = messages.packed(name)
+            content = sent[name] = messages.packed(name)
             given = messages.given(content, self.roster.examples[name])
             expected.append(given)
             orders.append(Order(name, {**common, **self._memory(name)}, content, size_of(given.skeleton)))
-        asks, sent.since = self._bundles.send(orders), time.monotonic()
+        asks, since = self._bundles.send(orders), time.monotonic()
         for order, given, ask in zip(orders, expected, asks, strict=True):
             if ask is None:
-                sent.failed.append((order.client, "the order could not be sent"))
+                failed.append((order.client, "the order could not be sent"))
                 continue
-            sent.asks.add(ask)
             down, most = len(order.content), 2 * order.answer + _SLACK
-            self._waiting[ask] = PendingOrder(order.client, round, ask, sent.since, down, most, given)
-        return sent
+            self._waiting[ask] = PendingOrder(order.client, round, ask, since, down, most, given)
+        return sent, failed
 
     def _call(
-        self,
-        kind: str,
-        says: Mapping[str, Mapping[str, Json]],
-        contents: Mapping[str, bytes],
-        seconds: float,
-        quiet: float = math.inf,
+        self, kind: str, asked: Mapping[str, tuple[Mapping[str, Json], bytes]], seconds: float, quiet: float = math.inf
     ) -> dict[str, Reply]:
         """By client, see `_replies`; who cannot be reached has a reply that says so."""
         nodes = set(self._link.nodes())
         common = {"kind": kind, "run": self._token}
         orders = [
-            Order(name, {**common, "after": self.answered(name), **own}, contents[name])
-            for name, own in says.items()
+            Order(name, {**common, "after": self.answered(name), **own}, content)
+            for name, (own, content) in asked.items()
             if self.roster.node.get(name) in nodes
         ]
-        replies = {name: Reply({"error": "it is not there"}) for name in says}
+        replies = {name: Reply({"error": "it is not there"}) for name in asked}
         for order, reply in zip(orders, self._replies(self._bundles.send(orders), seconds, quiet), strict=True):
             if reply.error:
                 self._forgot(order.client, reply)
@@ -304,23 +276,24 @@ class RemoteClients:
 
     def _forgot(self, name: str, reply: Reply) -> None:
         """A client that has lost its memory begins again, as one that never answered."""
-        if reply.content.get("forgot") is True:
+        if reply.content.get("code") == "forgot":
             self._known["answered"].pop(name, None)
 
     def _summary(self, replies: Mapping[str, Reply]) -> Summary | None:
         assert self._config.eval.metric is not None  # the server's driver fills the task's own in
         return summary_of(self._config.eval.metric, replies)
 
-    def _wait(self, sent: _Sent) -> list[tuple[PendingOrder, Reply]]:
+    def _wait(self, round: int) -> list[tuple[PendingOrder, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones."""
         settings = self._config.network
+        asks = {ask for ask, requested in self._waiting.items() if requested.round == round}
 
         def enough(came: Collection[str]) -> bool:
             if settings.enough:
                 return len(came) >= settings.enough
-            return sent.asks.issubset(came) and bool(sent.asks or came)
+            return asks.issubset(came) and bool(came)
 
-        came = self._await(self._waiting.keys(), sent.since + settings.deadline, enough=enough)
+        came = self._await(self._waiting.keys(), time.monotonic() + settings.deadline, enough=enough)
         return [(self._waiting.pop(ask), reply) for ask, reply in came.items()]
 
     def _collect(
@@ -335,8 +308,7 @@ class RemoteClients:
                 failed.append((requested.client, reply.error))
                 continue
             up += len(reply.answer)
-            flaw = flaw_of(requested, reply)
-            if flaw:
+            if flaw := flaw_of(requested, reply):
                 refused += 1
                 log_event(run, progress.round, requested.client, "refused upload", flaw)
                 continue
@@ -345,8 +317,8 @@ class RemoteClients:
                 losses.append(loss)
                 facts |= {"loss": loss, "steps": reply.content.get("steps")}
             if self._config.privacy.by_example:
-                facts["epsilon"] = reply.number("epsilon", 0, 1e9)  # None: infinite, or it does not say
-                self._known["epsilon"][requested.client] = reply.number("epsilon", 0, 1e9)
+                epsilon = reply.number("epsilon", 0, 1e9)  # None: infinite, or it does not say
+                facts["epsilon"] = self._known["epsilon"][requested.client] = epsilon
             facts |= {"bytes_up": len(reply.answer), "bytes_down": requested.down}
             row, weight = run.checkpoints.store.row(reply.answer), self.roster.weight(requested.client, self.names)
             item = InFlight(requested.client, requested.round, progress.round, weight, row, requested.given)

@@ -7,10 +7,10 @@ message, which hands the order to this machine's worker (`worker.py`) and ends.
 from __future__ import annotations
 
 import json
-import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -28,9 +28,8 @@ from llm_fed.settings.config import Device
 if TYPE_CHECKING:
     from llm_fed.network.link import Reply
 
-_SIDE_BY_SIDE = 64  # look-ups at once, beside those that have hung for PATIENCE
 PATIENCE = 2.0  # seconds that `look` waits for look-ups that have begun
-_KEPT = 600.0  # seconds that something found is kept for whoever asks for it no more
+_KEPT = 600.0  # seconds that a look-up is kept which nobody asks for any more
 _STYPE = "llm_fed.message"  # safetensors with our header; never numpy, never pickle
 
 
@@ -116,12 +115,10 @@ class FlowerLink:
                 if message.has_error():
                     raise UserError(f"Flower's error {message.error.code}: {message.error.reason}")
                 return Reply(*_opened(message.content))
-        except UserError as error:
-            return Reply({"error": str(error)})
         except Exception as error:  # of any kind: whatever one node answers ends that answer alone
             if isinstance(error, OSError | RuntimeError) and not isinstance(error, RecursionError):
                 raise  # the SuperLink itself does not answer
-            return Reply({"error": f"{type(error).__name__}: {error}"})
+            return Reply({"error": str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"})
         return None
 
 
@@ -167,44 +164,26 @@ class Pulls(Generic[Result]):
 
     def __init__(self, pull: Callable[[str], Result | None]):
         self._pull = pull
-        self._done: queue.SimpleQueue[tuple[str, Result | None, BaseException | None]] = queue.SimpleQueue()
-        self._since: dict[str, float] = {}  # by id that is being looked up, when that began
-        self._results: dict[str, tuple[Result, float]] = {}  # what nobody has requested yet, and when it came
+        self._begun: dict[str, tuple[Future[Result | None], float]] = {}  # and when it was asked for last
 
     def look(self, ids: Collection[str]) -> dict[str, Result]:
         """What there is of these by now, each given out once; returns within PATIENCE, or little more."""
-        until = time.monotonic() + PATIENCE
-        for id in [id for id in ids if id not in self._since and id not in self._results]:
-            while self._running(until - PATIENCE) >= _SIDE_BY_SIDE and time.monotonic() < until:
-                self._take(0.05)
-            if time.monotonic() >= until:
-                break  # the others at the next look
-            self._since[id] = time.monotonic()
-            threading.Thread(target=self._look_up, args=[id], daemon=True).start()
-        while any(id in self._since for id in ids) and time.monotonic() < until:
-            self._take(0.05)
         now = time.monotonic()
-        self._results = {id: pair for id, pair in self._results.items() if id in ids or now - pair[1] < _KEPT}
-        return {id: self._results.pop(id)[0] for id in [*ids] if id in self._results}
+        for id in ids:
+            future, _ = self._begun.get(id) or (self._started(id), now)
+            self._begun[id] = future, now
+        self._begun = {id: (future, then) for id, (future, then) in self._begun.items() if now - then < _KEPT}
+        done, _ = wait([self._begun[id][0] for id in ids], PATIENCE)
+        results = {id: self._begun.pop(id)[0].result() for id in [*ids] if self._begun[id][0] in done}
+        return {id: result for id, result in results.items() if result is not None}
 
-    def _running(self, since: float) -> int:
-        """How many began then or later."""
-        return sum(began >= since for began in self._since.values())
+    def _started(self, id: str) -> Future[Result | None]:
+        future = Future[Result | None]()
+        threading.Thread(target=self._look_up, args=[id, future], daemon=True).start()
+        return future
 
-    def _look_up(self, id: str) -> None:
+    def _look_up(self, id: str, future: Future[Result | None]) -> None:
         try:
-            self._done.put((id, self._pull(id), None))
+            future.set_result(self._pull(id))
         except BaseException as error:
-            self._done.put((id, None, error))
-
-    def _take(self, seconds: float) -> None:
-        """Take in what comes within so many seconds, at most one."""
-        try:
-            id, result, error = self._done.get(timeout=seconds)
-        except queue.Empty:
-            return
-        self._since.pop(id, None)
-        if error is not None:
-            raise error
-        if result is not None:
-            self._results[id] = result, time.monotonic()
+            future.set_exception(error)

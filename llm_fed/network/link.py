@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-import time
+import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,9 +135,7 @@ class Reply:
     @property
     def clients(self) -> dict[str, int]:
         """By the name of each client that it says it has, the number of its training examples."""
-        given = self.content.get("clients")
-        clients = given if isinstance(given, dict) else {}
-        return {name: number for name, number in clients.items() if _is_name(name) and _counts(number)}
+        return {name: number for name, number in self._fields("clients").items() if _is_name(name) and _counts(number)}
 
     @property
     def certificates(self) -> dict[str, tuple[str, str]]:
@@ -192,7 +190,7 @@ def _is_name(text: str) -> bool:
     return bool(text) and one_line(text) == text
 
 
-def _counts(value: Json) -> bool:
+def _counts(value: Json) -> TypeGuard[int]:
     """Whether it can be a number of examples."""
     return type(value) is int and value in _COUNTS and value > 0
 
@@ -261,10 +259,9 @@ def _flaw_of(requested: PendingOrder, reply: Reply) -> str:
     if len(reply.answer) > requested.most:
         return f"it has {len(reply.answer):,} bytes, and at most {requested.most:,} were expected"
     examples, steps = content.get("examples"), content.get("steps", 0)
-    if not _counts(examples):
-        return f"its number of examples is {reprlib.repr(examples)}"
-    if examples != requested.given.examples:
-        return f"its number of examples is {examples}, and was {requested.given.examples} when it joined"
+    if type(examples) is not int or examples != requested.given.examples:
+        said = reprlib.repr(examples)
+        return f"its number of examples is {said}, and was {requested.given.examples} when it joined"
     if "loss" in content and reply.number("loss", -LARGEST, LARGEST) is None:
         return f"its loss is {reprlib.repr(content['loss'])}"
     if type(steps) is not int or steps not in _COUNTS:
@@ -345,14 +342,10 @@ class Bundles:
         # By the id of a message on its way its node, and what the replies must name as `ask`; None: no longer awaited.
         self._sent: dict[str, tuple[int, list[str | None]]] = {}
         self._came: dict[str, Reply] = {}  # by `ask`, until it is received
-        self._asks = 0
 
     def send(self, orders: Sequence[Order]) -> list[str | None]:
         """What the reply to each order must name as `ask`; None where it cannot be sent."""
-        asks = []
-        for _ in orders:
-            self._asks += 1
-            asks.append(f"{time.time_ns()}-{self._asks}")
+        asks = [secrets.token_hex(8) for _ in orders]
         at: dict[int, list[int]] = {}
         for index, order in enumerate(orders):
             at.setdefault(self._node(order.client), []).append(index)

@@ -11,7 +11,6 @@ import hashlib
 import math
 import signal
 import statistics
-import time
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
@@ -49,7 +48,7 @@ from llm_fed.network.watching import Watched, measured, told_scores, watched
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import Measured, Personal
+from llm_fed.scoring.evaluation import Personal
 from llm_fed.secure.cohort import Cohort, Terms
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, Device, ServerConfig
@@ -58,7 +57,6 @@ from llm_fed.state import State
 from llm_fed.state.wire import Message, WireError, pack, unpack
 
 _EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two runs that it starts from, and one more
-_AGAIN = 60.0  # seconds until data that were missing are looked for again
 BUILT_IN = "built-in"  # as `path`: the node has no data of its own, and serves those that come with llm_fed
 SUMMING = ("prepare", "reveal")  # kinds of orders that need nothing that is built
 Outcomes = dict[str, Answer | Exception]  # by client the reply to its order and its content, or what ended it
@@ -80,21 +78,12 @@ class NodeSettings:
     rules: Policy = Policy()  # what it says, once it is read
 
 
-@dataclass(frozen=True)
-class _Built:
-    """What is built for a run."""
-
-    experiment: Experiment
-    rows: RowsAtNode
-    since: float  # when it was built
-
-
 class Node:
     """The clients of one machine. Whatever is loaded for an order stays for the next."""
 
     def __init__(self) -> None:
         self._bases = bases.Bases()
-        self._built: dict[str, _Built] = {}  # by the configuration's text
+        self._built: dict[str, tuple[Experiment, RowsAtNode]] = {}  # for a run, by the configuration's text
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(self, location: NodeSettings, config: str, message: MessageFields, content: bytes) -> Answer:
@@ -183,7 +172,7 @@ class Node:
 
         answers = each(work.orders, known)
         new = {client: work.orders[client] for client, answer in answers.items() if answer is None}
-        outcomes = carry_out(replace(work, orders=new)) if new else {}
+        outcomes = carry_out(replace(work, orders=new), built) if new else {}
         entered = each(outcomes, lambda client, its: self._entered(work, built, client, ledgers[client], its))
         return {client: entered[client] if answer is None else answer for client, answer in answers.items()}
 
@@ -204,8 +193,8 @@ class Node:
             ledger.write(order, run, rows, releases, answer if at_clients(private) else None)
         return answer
 
-    def _train(self, work: _OrderGroup) -> Outcomes:
-        built, sites, messages = self._prepared(work)
+    def _train(self, work: _OrderGroup, built: Experiment) -> Outcomes:
+        sites, messages = self._prepared(work, built)
         round = work.common["round"]
         working = _working(sites)
         for site in working.values():
@@ -223,9 +212,8 @@ class Node:
             store.save(round, None, {"memory": site.memory.rows})
             kept = {order["after"], *order["kept"], round}
             store.prune(lambda version: version in kept)
-            shown = site.losses and not work.config.privacy.draws  # a loss would say what noise and masks are to hide
             said: dict[str, Json] = {"examples": reported_examples(site, work.config), **more}
-            if shown:
+            if site.losses and not work.config.privacy.draws:  # a loss would say what noise and masks are to hide
                 said |= {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)}
             return said, packed
 
@@ -263,14 +251,15 @@ class Node:
 
         return each(work.orders, step)
 
-    def _evaluate(self, work: _OrderGroup) -> Outcomes:
-        built, sites, messages = self._prepared(work)
-        found = self._measured(work, built, sites, _personal(built, messages), work.common["split"])
+    def _evaluate(self, work: _OrderGroup, built: Experiment) -> Outcomes:
+        sites, messages = self._prepared(work, built)
+        asked = sites if work.answers else {}
+        found = measured(built, asked, _personal(built, messages), work.common["split"])
         scores = told_scores(built, sites, found)
         return each(scores, lambda client, score: (score, b""))
 
-    def _finish(self, work: _OrderGroup) -> Outcomes:
-        built, sites, messages = self._prepared(work)
+    def _finish(self, work: _OrderGroup, built: Experiment) -> Outcomes:
+        sites, messages = self._prepared(work, built)
         merged = self._parents(work, messages)
 
         def begin(client: str, site: Client) -> Client:
@@ -299,7 +288,7 @@ class Node:
             return known[site.id]
 
         tested = each(states, lambda client, state: working[client])
-        found = self._measured(work, built, tested, personal, "test", examples=True)
+        found = measured(built, tested if work.answers else {}, personal, "test", examples=True)
         scores, more = told_scores(built, tested, found), watched(built, states, found)
 
         def reply(client: str, score: dict[str, Json]) -> Answer:
@@ -308,14 +297,6 @@ class Node:
             return {**score, **more[client].said, "recipe": recipe, **failed.get(client, {})}, b""
 
         return each(scores, reply)
-
-    def _measured(
-        self, work: _OrderGroup, built: Experiment, sites: Sites, personal: Personal, split: str, examples: bool = False
-    ) -> dict[str, Measured | Exception]:
-        """As `watching.measured`; nothing where the owner lets nobody ask for answers."""
-        if "answers" not in work.location.rules.allowed:
-            return {}
-        return measured(built, sites, personal, split, examples=examples)
 
     def _parents(self, work: _OrderGroup, messages: Mapping[str, Message]) -> dict[str, dict[str, State | Exception]]:
         """By client and name of a parent, if the run is a merge: the client's model there, or why it has none."""
@@ -353,23 +334,20 @@ class Node:
         before = Ledger(work.location.home, site.id).released(work.common["run"])
         return {"rate": max([rate, *(rate for _, rate in before)]), "steps": steps + sum(before.values())}
 
-    def _prepared(self, work: _OrderGroup) -> tuple[Experiment, Sites, dict[str, Message]]:
-        """What is built for these orders, and by client its site and what it is sent."""
-        built = self._experiment(work.location, work.config, work.runs, requested=work.orders.keys())
+    def _prepared(self, work: _OrderGroup, built: Experiment) -> tuple[Sites, dict[str, Message]]:
+        """By client its site, and what it is sent."""
         messages: dict[str, Message] = {}
 
         def opened(client: str, site: Client) -> Client:
             messages[client] = unpack(content_of(work.orders[client], work.content))
             return site
 
-        return built, each(self._sites(built, work), opened), messages
+        return each(self._sites(built, work), opened), messages
 
     def _sites(self, built: Experiment, work: _OrderGroup) -> Sites:
         """By client its site with the memory that its order says, or why it has none."""
 
         def remembering(client: str, order: OrderFields) -> Client:
-            if client not in built.clients:
-                raise Refused("client", f"this machine has no data of client {client} now")
             site, store, after = built.clients[client], self._store(work, client), order["after"]
             try:
                 site.memory = store.load(after).memory("memory") if after else Memory(store.store)
@@ -393,29 +371,28 @@ class Node:
         self, location: NodeSettings, config: Config, runs: Sequence[str], requested: Set[str] = frozenset()
     ) -> Experiment:
         """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is
-        requested has nothing to train on in it, its data may have come back: they are looked for every _AGAIN seconds.
+        requested has nothing to train on in it, its data may have come back, and are looked for.
         `runs`: its token, and those of the runs that it starts from. `requested`: who trains or is scored now; until
         there is somebody, nothing is written."""
         location.rules.check(config)
         here = self._here(location, config)
         key = repr((here, location.allow, location.rules, runs))  # what was allowed once may not be now
         known = self._built.get(key)
-        lacks = known is not None and not requested <= known.experiment.trainers.keys()
-        if known is None or (lacks and time.monotonic() - known.since >= _AGAIN):
+        if known is None or not requested <= known[0].trainers.keys():
             try:
                 rows = RowsAtNode(location.home, runs)
-                built = _Built(self._build(here, rows, location.rules), rows, time.monotonic())
+                built = self._build(here, rows, location.rules), rows
             except Exception as error:  # of any kind: the others' data are still good
                 if known is None:
                     raise
                 print(f"data that were missing cannot be read yet: {error}", flush=True)
-                built = replace(known, since=time.monotonic())
-            others = [k for k, its in self._built.items() if its.experiment.config.base == here.base and k != key]
+                built = known
+            others = [k for k, (its, _) in self._built.items() if its.config.base == here.base and k != key]
             self._built = {k: self._built[k] for k in others[1 - _EXPERIMENTS :]} | {key: built}
-        built = self._built[key]
+        experiment, rows = self._built[key]
         if requested:
-            built.rows.keep(built.experiment.record)
-        return built.experiment
+            rows.keep(experiment.record)
+        return experiment
 
     def _build(self, here: Config, rows: RowsAtNode, rules: Policy) -> Experiment:
         base, loaded = self._bases.of(here), self._bases.loads
@@ -453,6 +430,11 @@ class _OrderGroup:
         """The tokens of the run and of those that it starts from; another name is refused where it is used."""
         given = [parent.get("run", "") for order in self.orders.values() for parent in order.get("given", {}).values()]
         return [run for run in dict.fromkeys([self.common["run"], *given]) if RUN_NAME.fullmatch(run)]
+
+    @property
+    def answers(self) -> bool:
+        """Whether the owner lets anybody ask for answers."""
+        return "answers" in self.location.rules.allowed
 
     @property
     def common(self) -> OrderFields:

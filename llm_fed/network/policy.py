@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,7 +65,7 @@ class Policy:
     def check(self, config: Config) -> None:
         """Raises `Refused` for the first thing that a configuration asks for beyond this policy."""
         private, columns = config.privacy, config.task.columns
-        texts = [name for name in (*vars(columns).values(), config.task.partition.label) if isinstance(name, str)]
+        texts = [name for name in (*asdict(columns).values(), config.task.partition.label) if isinstance(name, str)]
         self._require("secure", private.secure or not self.secure, "single updates")
         self._among("methods", (str(config.method["name"]),), self.methods)
         self._among("bases", (config.base.name, *(config.base.clients or ())), self.bases)
@@ -77,8 +77,9 @@ class Policy:
         self._require("batch_size", config.local.batch_size >= self.batch_size, config.local.batch_size)
         requested = {"steps": config.local.steps or config.local.epochs or 0, "rank": _largest_rank(config.adapter)}
         requested["length"] = max(config.task.max_length, config.task.image_size or 0)
+        largest = asdict(self)
         for key, value in (requested | {"new_tokens": config.eval.max_new_tokens}).items():
-            self._require(key, value <= vars(self)[key], value)
+            self._require(key, value <= largest[key], value)
 
     def check_built(self, built: Experiment) -> None:
         """As `check`, what only the data and the model tell."""
@@ -108,7 +109,7 @@ class Policy:
 
     def _require(self, key: str, good: bool, value: object) -> None:
         if not good:
-            raise Refused(f"policy.{key}", f"the server asks for {value}, and the policy has {key}={vars(self)[key]}")
+            raise Refused(f"policy.{key}", f"the server asks for {value}, and the policy has {key}={asdict(self)[key]}")
 
 
 class Guard:
@@ -121,16 +122,13 @@ class Guard:
         for request in requests:
             kind: Kind = "answers" if isinstance(request, _ANSWERS) else "losses"
             if isinstance(request, Fit | FitHead):
-                kind = "training"
-                self._check_batches(request)
+                kind, used = "training", {location for step in request.batches for location in step}
+                if len(used) < self._policy.batch_size and not (isinstance(request, Fit) and request.private):
+                    said = f"a fit of {request.site} rests on {len(used)} examples alone"
+                    raise Refused("policy.batch_size", said)
             if kind not in self._policy.allowed:
                 raise Refused("policy.requests", f"{request.site} is asked for {kind} ({type(request).__name__})")
         return self._engine.execute(requests)
-
-    def _check_batches(self, request: Fit | FitHead) -> None:
-        used = {location for step in request.batches for location in step}
-        if len(used) < self._policy.batch_size and not (isinstance(request, Fit) and request.private):
-            raise Refused("policy.batch_size", f"a fit of {request.site} rests on {len(used)} examples alone")
 
     def take_work(self) -> Work:
         return self._engine.take_work()

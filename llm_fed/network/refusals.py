@@ -50,8 +50,7 @@ def told(error: Exception) -> dict[str, Json]:
     print(f"{code}: {type(error).__name__}: {error}", flush=True)
     if not isinstance(error, UserError | RunError | ClientError | OSError):
         traceback.print_exception(error)
-    reply: dict[str, Json] = {"code": code, "error": f"{WORDS[code.partition('.')[0]]} ({code}); its log says more"}
-    return reply | ({"forgot": True} if code == "forgot" else {})
+    return {"code": code, "error": f"{WORDS[code.partition('.')[0]]} ({code}); its log says more"}
 
 
 def _code(error: Exception) -> str:

@@ -54,7 +54,7 @@ class Roster:
         """Wait for these clients, or for so many, at most `network.wait` seconds; the clients of the run in their
         order, those without one sorted by name. Who has a name and is missing is among them, and joins when it comes.
         RunError: no client has come by then."""
-        announced, begun, limit = "", time.monotonic(), self._settings.wait
+        begun, limit = time.monotonic(), self._settings.wait
         named = None if isinstance(wanted, int) else tuple(wanted)
         number = wanted if isinstance(wanted, int) else len(wanted)
         while True:
@@ -65,10 +65,7 @@ class Roster:
             lacking = f": {', '.join(name for name in named if name not in connected)}" if named else ""
             if limit is not None and time.monotonic() - begun > limit:
                 break
-            said = f"{len(connected)} of {number} clients are connected; waiting for the others{lacking}"
-            if said != announced:
-                announced = said
-                self._say(said)
+            self.say_once(f"{len(connected)} of {number} clients are connected; waiting for the others{lacking}")
             time.sleep(_PAUSE)
         waited = f"in {limit:g} s (network.wait)"
         if not connected:
@@ -95,27 +92,25 @@ class Roster:
             self.node = {name: its_node for name, its_node in self.node.items() if its_node != node}
             self._again[node] = time.monotonic() + _AGAIN
             if why := self._refusal(reply):
-                self._once(f"node {node} cannot take part: {why}")
+                self.say_once(f"node {node} cannot take part: {why}")
                 continue
             if idle := reply.names("idle"):
-                self._once(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
+                self.say_once(
+                    f"node {node}: these clients have no training example and do not take part: {listed(idle)}"
+                )
             self._admit(node, nodes[node], reply.clients)
             mine = {name for name in reply.clients if self.node.get(name) == node}
             self.certificates |= {name: pair for name, pair in reply.certificates.items() if name in mine}
-            if self._complete(node, nodes[node]):
-                self._again[node] = math.inf
+            expected = [name for name, home in self.homes.items() if home == nodes[node]]
+            if mine and all(self.node.get(name) == node for name in expected):
+                self._again[node] = math.inf  # it has brought every client that `network.clients` places there
             self.unscored |= {*reply.names("unscored")}
 
-    def _once(self, text: str) -> None:
-        """Say what every greeting of a node would say again."""
+    def say_once(self, text: str) -> None:
+        """Say what every greeting of a node, or look for clients, would say again."""
         if text not in self._announced:
             self._announced.add(text)
             self._say(text)
-
-    def _complete(self, node: int, registered: str) -> bool:
-        """Whether a node has brought every client that `network.clients` indices there, and at least one."""
-        expected = [name for name, home in self.homes.items() if home == registered]
-        return node in self.node.values() and all(self.node.get(name) == node for name in expected)
 
     def _refusal(self, reply: Reply) -> str:
         """Why a node cannot take part now, by its answer to a greeting; empty where it can."""
@@ -153,18 +148,18 @@ class Roster:
         others = [name for name in clients if self.homes.get(name, name) != registered]
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            self._once(
+            self.say_once(
                 f"node {node}, registered as {registered!r}, says that it has {', '.join(others[:3])}{more}, which "
                 f"network.clients does not place there; if it should: {others[0]}@{registered or 'NODE'}"
             )
         for name in clients.keys() - set(others):
             if self.owners.setdefault(name, node) != node:
-                self._once(
+                self.say_once(
                     f"node {node} says that it has client {name}, which is node {self.owners[name]}'s since this run "
                     "began; if its machine was replaced, take it out of the run folder's network.json"
                 )
             elif self.examples.setdefault(name, clients[name]) != clients[name]:
-                self._once(
+                self.say_once(
                     f"node {node} says that {name} has {clients[name]:,} examples, and had {self.examples[name]:,} "
                     "when this run began; with other data begin anew (fresh=true)"
                 )

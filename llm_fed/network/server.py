@@ -103,7 +103,7 @@ class Deployment(Simulation):
         kind = SummedClients if config.privacy.secure else RemoteClients
         clients = self._clients = kind(self._marked, requested, known["token"], self._secret, reporter.note)
         with signs.part("waiting for the clients"):
-            clients.gather(bases.identity(experiment.base), known["clients"], known["nodes"], known["examples"])
+            clients.gather(bases.identity(experiment.base), known)
         if not isinstance(config.export.clients, str):
             models.check_names(config.export.clients, clients.names)
         unscored = [name for name in clients.names if name in clients.roster.unscored]

@@ -86,14 +86,11 @@ class SummedClients(RemoteClients):
 
     def _begun(self, round: int) -> _Sum:
         """A cohort that can make a sum; waits until enough clients are there."""
-        announced = False
         while True:
             names = [name for name in self._cohort(round) if name in self.roster.certificates]
             if len(names) >= LEAST:
                 return _Sum(Cohort(self._token, time.time_ns(), round, tuple(names)))
-            if not announced:
-                announced = True
-                self._say(f"{len(names)} clients are there, and a sum needs {LEAST}; waiting")
+            self.roster.say_once(f"{len(names)} clients are there, and a sum needs {LEAST}; waiting")
             time.sleep(_PAUSE)
 
     def _preparing(self, cohort: Cohort) -> list[Order]:

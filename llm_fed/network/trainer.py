@@ -8,8 +8,7 @@ and the adapter that it ends with is what the method continues with.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from transformers import Trainer
 
-from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.basics.errors import ClientError, UserError, refuse
 from llm_fed.bench.build import Experiment
 from llm_fed.method.requests import Executor, Fit, Fitted, Request, Work
 from llm_fed.network import worker
@@ -73,7 +72,7 @@ class TrainedAdapter:
                 f"the Trainer also trains {others[0]}, and only the A and B of one LoRA adapter are sent; leave out "
                 "modules_to_save, biases, DoRA and other adapters"
             )
-        refused = {
+        reasons = {
             "it was given an optimizer, whose memory would go on from round to round; give optimizer_cls_and_kwargs or "
             "settings of its arguments": trainer.optimizer is not None,
             "it trains with several processes; start it alone": trainer.accelerator.num_processes > 1,
@@ -83,9 +82,7 @@ class TrainedAdapter:
             "its adapter is not float32, and small updates are lost; see PEFT's autocast_adapter_dtype":
                 any(p.dtype != torch.float32 for p in trained.values()),
         }  # fmt: skip
-        for reason, there in refused.items():
-            if there:
-                raise UserError(f"this Trainer cannot be a client: {reason}")
+        refuse(reasons, "this Trainer cannot be a client: ")
 
     def check(self, built: Experiment) -> None:
         """Refuse a federation whose one client is not what the Trainer trains. UserError: what differs."""
@@ -118,8 +115,7 @@ class TrainedAdapter:
 
     def fit(self, request: Fit) -> Fitted | ClientError:
         """What the Trainer makes of where a fit starts. UserError: the method asks for what no Trainer does."""
-        if flaw := _foreign(request):
-            raise UserError(f"a Trainer cannot carry this method: {flaw}")
+        refuse(_foreign(request), "a Trainer cannot carry this method: ")
         trainer, start = self.trainer, request.start
         trained = set(start.layout.matching(request.train))
         if frozen := request.optimizer.frozen:
@@ -130,7 +126,10 @@ class TrainedAdapter:
                 parameter.requires_grad_(name in trained)
         trainer.optimizer = trainer.lr_scheduler = None  # made for the last round
         self.model.train()
-        with _own_randomness(trainer, request.seed):
+        # Draws that belong to this fit, whatever was drawn before, and that change nothing afterwards.
+        trainer.accelerator.dataloader_config.data_seed = request.seed % 2**31
+        with torch.random.fork_rng():
+            torch.manual_seed(request.seed % 2**63)
             done = trainer.train()
         # Else each round would wrap it once more.
         trainer.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
@@ -157,10 +156,10 @@ class _TrainerEngine:
         return self._engine.take_work()
 
 
-def _foreign(request: Fit) -> str:
-    """What a fit asks for that no Trainer does; empty where it does all."""
+def _foreign(request: Fit) -> dict[str, bool]:
+    """What no Trainer does, and whether a fit asks for it."""
     optimizer = request.optimizer
-    requested = {
+    return {
         "it corrects gradients, as SCAFFOLD does": optimizer.correction is not None,
         "it pulls towards the server's model (proximal), as FedProx does": optimizer.proximal > 0,
         "it gives entries learning rates of their own": bool(optimizer.lr_of),
@@ -168,16 +167,6 @@ def _foreign(request: Fit) -> str:
         "it has a loss of its own": request.loss is not None,
         "it asks for noise in each step (privacy at the examples)": request.private is not None,
     }
-    return next((reason for reason, there in requested.items() if there), "")
-
-
-@contextmanager
-def _own_randomness(trainer: Trainer, seed: int) -> Iterator[None]:
-    """Draws of batches and dropout that belong to one fit, whatever was drawn before, and change nothing afterwards."""
-    trainer.accelerator.dataloader_config.data_seed = seed % 2**31
-    with torch.random.fork_rng():
-        torch.manual_seed(seed % 2**63)
-        yield
 
 
 def _entry(name: str) -> str:

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,9 @@ def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: N
     except HeldError:
         return False
     path = address(home)
-    _remove_socket(path)
+    if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
+        raise UserError(f"{path} is not a socket, but a worker's socket belongs there; move it away")
+    path.unlink(missing_ok=True)  # what an earlier worker has left
     with socket.socket(socket.AF_UNIX) as listener:
         mask = os.umask(0o177)  # the socket is its owner's alone from the moment it exists
         try:
@@ -105,17 +107,6 @@ def _serve(listener: socket.socket, idle: float, node: Node | None) -> None:
                 connection.send_bytes(answer)
             except (EOFError, OSError, ValueError) as error:
                 print(f"a caller went away: {error!r}", flush=True)  # it will ask again
-
-
-def _remove_socket(path: Path) -> None:
-    """Remove what an earlier worker has left. UserError: something else lies there, which is not ours to remove."""
-    try:
-        kind = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(kind):
-        raise UserError(f"{path} is not a socket, but a worker's socket belongs there; move it away")
-    path.unlink()
 
 
 def address(home: Path) -> Path:
@@ -155,12 +146,8 @@ def _answer(node: Node, order: dict[str, Any], content: bytes) -> Answer:
 def _connect(home: Path, idle: float, node: Sequence[int]) -> Connection:
     path, started, until = address(home), None, time.monotonic() + _START
     while True:
-        client = socket.socket(socket.AF_UNIX)
-        try:
-            client.connect(str(path))
-            return Connection(client.detach())
-        except OSError:
-            client.close()
+        with suppress(OSError):
+            return Client(str(path), "AF_UNIX")
         if started is None or started.poll() == 0:  # 0: it found another one, which has just ended
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(open_unlinked(home / "worker.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:

@@ -11,19 +11,19 @@ import socket
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from torch import distributed
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.method import Method
-from llm_fed.method.requests import Executor, Fit, Generate, Query, Request, Work
+from llm_fed.method import requests as kinds
+from llm_fed.method.requests import Executor, Request, Work
 from llm_fed.method.site import Site
 from llm_fed.runtime.launch import Ranks, connect
 from llm_fed.runtime.portable import Codec, examples_of, fingerprint, packages_of
 from llm_fed.settings.config import Config
-from llm_fed.state import State
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class DistributedEngine:
 
     def execute(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """One result, or one exception, for each of these requests of one type and structure."""
-        shares = split([cost(request) for request in requests], self._ranks.size)
+        shares = split([max(1, cost(request)) for request in requests], self._ranks.size)
         if len(requests) > 1 and self._ranks.opened is not self:
             self._open()  # a run that this one needs was trained in between
         for rank, share in enumerate(shares):
@@ -166,32 +166,19 @@ def split(costs: Sequence[float], parts: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def cost(request: Request[Any]) -> float:
+def cost(request: Request[Any]) -> int:
     """Estimated work, to be compared with that of requests of the same type: tokens or pictures, times the states that
     they go through; of a generation the prompts, as nobody knows how long the answers will be."""
-    if isinstance(request, Generate):
-        return max(1, len(request.prompts))
-    if isinstance(request, Fit):
-        sizes = [_units(example) for example in request.examples]
-        return max(1, sum(sizes[index] for indices in request.batches for index in indices)) * (
-            1 + len(request.teachers)
-        )
-    contents = [getattr(request, field.name) for field in fields(request)]
-    return max(1, _units(contents)) * max(1, _states(contents))
-
-
-def _units(item: Any) -> int:
-    if isinstance(item, Query):
-        return len(item.prompt) + sum(map(len, item.options))
-    if isinstance(item, list | tuple):
-        return sum(map(_units, item))
-    if texts := getattr(item, "texts", ()):
-        return _units(texts)
-    ids = getattr(item, "input_ids", None)
-    return len(ids) if ids is not None else int(hasattr(item, "label"))
-
-
-def _states(item: Any) -> int:
-    if isinstance(item, State):
-        return 1
-    return sum(map(_states, item)) if isinstance(item, list | tuple) else 0
+    match request:
+        case kinds.Fit(examples=examples, batches=batches):
+            sizes = [kinds.size_of(example) for example in examples]
+            return sum(sizes[index] for indices in batches for index in indices) * (1 + len(request.teachers))
+        case kinds.MeanLosses(states=states, examples=examples):
+            return len(states) * sum(map(kinds.size_of, examples))
+        case kinds.LogLikelihoods(examples=examples) | kinds.GradientMoments(examples=examples):
+            return sum(map(kinds.size_of, examples))
+        case kinds.OptionScores(queries=queries) | kinds.AnswerLoss(queries=queries):
+            return sum(map(kinds.size_of, queries))
+        case kinds.Generate(prompts=prompts):
+            return len(prompts)
+    return 1

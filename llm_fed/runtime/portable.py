@@ -103,7 +103,7 @@ class Codec:
         if isinstance(item, partial):
             return {"partial": [tree(item.func), tree(item.args), tree(item.keywords)]}
         if isinstance(item, MethodType):
-            return {"method": [tree(item.__self__), item.__name__]}
+            return {"method": [tree(item.__func__), tree(item.__self__)]}
         if isinstance(item, FunctionType):
             return {"function": self._name(item)}
         if isinstance(item, Exception):
@@ -133,8 +133,8 @@ class Codec:
                 return State(layout, tensors[row], item(extras))
             case {"partial": [function, arguments, keywords]}:
                 return partial(item(function), *item(arguments), **item(keywords))
-            case {"method": [thing, name]}:
-                return getattr(item(thing), name)
+            case {"method": [function, thing]}:
+                return MethodType(item(function), item(thing))
             case {"function": name}:
                 return self._named(name)
             case {"error": [name, text]}:

@@ -14,12 +14,6 @@ CohortFields = dict[str, str | int | list[str]]  # a cohort as JSON
 DEGREE = 100  # neighbours of a client; in a smaller cohort all others
 
 
-def threshold(members: int) -> int:
-    """How many of a group, which is a client with its neighbours, open a secret. With two thirds of the group, two
-    secrets are never both opened while less than a third of it are on the server's side."""
-    return max(LEAST, math.ceil(2 * members / 3))
-
-
 def digest_of(*parts: str | int | Sequence[str]) -> bytes:
     """The SHA-256 of what JSON can hold."""
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
@@ -79,8 +73,9 @@ class Cohort:
 
     @property
     def threshold(self) -> int:
-        """See `threshold`; all groups of a cohort have as many members."""
-        return threshold(min(len(self.names), DEGREE + 1))
+        """How many of a group, which is a client with its neighbours, open a secret. With two thirds of the group, two
+        secrets are never both opened while less than a third of it are on the server's side."""
+        return max(LEAST, math.ceil(2 * min(len(self.names), DEGREE + 1) / 3))
 
     def lacking(self, present: Collection[str]) -> str:
         """Why a sum cannot be opened with those that are present, in words; empty where it can."""
@@ -129,10 +124,3 @@ class Terms:
 def signs(first: str, second: str) -> int:
     """+1 for the one of two clients that adds their mask, -1 for the one that subtracts it."""
     return 1 if first < second else -1
-
-
-def unanswered(terms: Terms, alive: Collection[str]) -> Sequence[str]:
-    """Who has prepared and then vanished, and has a mask with somebody who has not."""
-    there = set(alive)
-    gone = [name for name in terms.present if name not in there]
-    return [name for name in gone if not there.isdisjoint(terms.neighbours(name))]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from llm_fed.secure import keys
-from llm_fed.secure.cohort import Cohort, Terms, signs, unanswered
+from llm_fed.secure.cohort import Cohort, Terms, signs
 from llm_fed.secure.keys import Unsafe
 from llm_fed.secure.party import Dealt, Revealed, commitment, own_mask, unlocking
 
@@ -33,11 +33,14 @@ def open_sum(terms: Terms, prepared: Mapping[str, Dealt], alive: Collection[str]
             raise GivenUp(f"the shares of {name}'s mask do not belong together")
         masks.append((own_mask(secret), -1))
     there = set(alive)
-    for name in unanswered(terms, alive):
+    for name in terms.present:
+        beside = there.intersection(terms.neighbours(name))
+        if name in there or not beside:  # who has vanished has a mask with each of these
+            continue
         private = keys.private_of(_recovered(terms.cohort, name, pairs))
         if keys.public_of(private).hex() != prepared[name]["public"]:
             raise GivenUp(f"the shares of {name}'s key do not belong together")
-        for other in there.intersection(terms.neighbours(name)):
+        for other in beside:
             public = bytes.fromhex(prepared[other]["public"])
             masks.append((keys.agreed(private, public, terms.digest), -signs(other, name)))
     keys.add_streams(total, masks)

@@ -82,14 +82,6 @@ def _certified(run: str, name: str, public: str) -> bytes:
     return digest_of("channel", run, name, public)
 
 
-def check_certificate(run: str, name: str, said: Certificate, identity: ec.EllipticCurvePublicKey) -> bytes:
-    """The public key that a certificate is of. Unsafe: the node with this key has not signed it."""
-    public, signature = said
-    if not keys.is_signed(identity, _certified(run, name, public), bytes.fromhex(signature)):
-        raise Unsafe("keys", f"the key that the server gives as that of {name} is not signed by {name}'s node")
-    return bytes.fromhex(public)
-
-
 @dataclass
 class Party:
     """A client in a run. `identities`: by client the key under which its node is registered, as the owner of this one
@@ -197,9 +189,14 @@ class Party:
             raise Unsafe("cohort", f"it is of {len(cohort.names)} clients, and must be of {LEAST}, this one among them")
 
     def _channel(self, cohort: Cohort, name: str, certificates: Mapping[str, Certificate]) -> bytes:
+        """A neighbour's public key for what is sealed. Unsafe: its node has not signed it."""
         if name not in certificates:
             raise Unsafe("keys", f"the server brings no key of {name}")
-        return check_certificate(cohort.run, name, certificates[name], self.identities[name])
+        public, signature = certificates[name]
+        certified = _certified(cohort.run, name, public)
+        if not keys.is_signed(self.identities[name], certified, bytes.fromhex(signature)):
+            raise Unsafe("keys", f"the key that the server gives as that of {name} is not signed by {name}'s node")
+        return bytes.fromhex(public)
 
     def _round(self, cohort: Cohort, phase: str) -> RoundMemory:
         """What is remembered of a round that stands before this phase."""

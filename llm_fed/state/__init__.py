@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -159,10 +159,7 @@ class State:
     def _plus(self, other: State, sign: int) -> State:
         if self.layout != other.layout:
             raise ValueError(f"states of different entries: {_difference(self.layout, other.layout)}")
-        extras = {
-            name: value + sign * other.extras[name] if value.is_floating_point() else value
-            for name, value in self.extras.items()
-        }
+        extras = _floating(self.extras, lambda name, value: value + sign * other.extras[name])
         return State(self.layout, torch.add(self.row, other.row, alpha=sign), extras)
 
     def __add__(self, other: State) -> State:
@@ -172,8 +169,7 @@ class State:
         return self._plus(other, -1)
 
     def __mul__(self, factor: float) -> State:
-        extras = {n: v * factor if v.is_floating_point() else v for n, v in self.extras.items()}
-        return State(self.layout, self.row * factor, extras)
+        return State(self.layout, self.row * factor, _floating(self.extras, lambda name, value: value * factor))
 
     __rmul__ = __mul__
 
@@ -213,22 +209,14 @@ def stack(states: Iterable[State]) -> Tensor:
     return torch.stack([state.row for state in states])
 
 
-def unstack(rows: Tensor, like: State) -> list[State]:
-    """The rows of a (K, P) matrix as K states with the layout of `like`."""
-    return [like.like(row) for row in rows]
-
-
 def combine(states: Sequence[State], weights: Tensor) -> State:
     """`sum_k weights[k] * states[k]` with weights (K,), as one matrix product on the rows; also for floating extras."""
     (row,) = weights[None].to(states[0].row.dtype) @ stack(states)
-    extras = {}
-    for name, first in states[0].extras.items():
-        if first.is_floating_point():
-            values = torch.stack([state.extras[name] for state in states])
-            extras[name] = torch.tensordot(weights.to(values.dtype), values, dims=1)
-        else:
-            extras[name] = first
-    return State(states[0].layout, row, extras)
+
+    def mixed(name: str, first: Tensor) -> Tensor:
+        return torch.tensordot(weights.to(first.dtype), torch.stack([state.extras[name] for state in states]), dims=1)
+
+    return State(states[0].layout, row, _floating(states[0].extras, mixed))
 
 
 def rebased(update: State, sent: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> State:
@@ -240,11 +228,13 @@ def rebased(update: State, sent: Mapping[str, Tensor], now: Mapping[str, Tensor]
         sent: extras, by name.
         now: the same.
     """
-    extras = {
-        name: value + (sent[name] - now[name]) if value.is_floating_point() else value
-        for name, value in update.extras.items()
-    }
+    extras = _floating(update.extras, lambda name, value: value + (sent[name] - now[name]))
     return State(update.layout, update.row, extras)
+
+
+def _floating(extras: Mapping[str, Tensor], change: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """The extras, those of floating numbers changed."""
+    return {name: change(name, value) if value.is_floating_point() else value for name, value in extras.items()}
 
 
 def _difference(left: Layout, right: Layout) -> str:

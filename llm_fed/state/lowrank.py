@@ -52,8 +52,7 @@ def truncated(state: State, energy: float) -> LowRank:
     Of entries of more than two dimensions (convolutions) the rows are the outputs. An entry stays as it is where the
     factors would be no smaller. At least rank 1 stays. `energy`: above 0; at 1 or more nothing is cut."""
     matrices = {name: state[name].flatten(1) for name in state if state[name].dim() > 1 and energy < 1}
-    pairs = {name: _factors(matrix, energy) for name, matrix in matrices.items()}
-    factors = {name: pair for name, pair in pairs.items() if pair is not None}
+    factors = {name: pair for name, matrix in matrices.items() if (pair := _factors(matrix, energy))}
     rest = state.pick([name for name in state if name not in factors])
     return LowRank(state.layout, factors, State(rest.layout, rest.row, state.extras))
 

@@ -106,7 +106,7 @@ def mapped(message: Message, change: Callable[[Any], Any]) -> Any:
 
 
 def at(message: Any, path: str) -> Any:
-    """The part of a message at a path."""
+    """The part of a message at a path; None where it has none."""
     for key in path.split(".") if path else ():
-        message = message[int(key)] if isinstance(message, list | tuple) else message[key]
+        message = message[int(key)] if isinstance(message, list | tuple) else (message or {}).get(key)
     return message

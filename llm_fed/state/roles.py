@@ -25,6 +25,7 @@ from llm_fed.state.outline import Leaf, Message, Skeleton, at, leaves, mapped, s
 
 Value = TypeVar("Value")
 _TOLERANCE = 1e-6  # of a variance: what rounding leaves of the difference and the sum of two
+_KINDS = {float: "a float", int: "a whole number", str: "a text", bool: "a bool"}
 _MOST = 2**53  # of a counter among the buffers of a model: a whole number that every float holds
 
 
@@ -54,10 +55,7 @@ class Given:
 
     def at(self, path: str) -> Any:
         """What is known of the part of the upload at a path."""
-        node = self.sent
-        for key in path.split(".") if path else ():
-            node = node[int(key)] if isinstance(node, list) else (node or {}).get(key)
-        return node
+        return at(self.sent, path)
 
 
 def _kept(leaf: Leaf) -> dict[str, Tensor] | int | str | None:
@@ -69,11 +67,7 @@ def _kept(leaf: Leaf) -> dict[str, Tensor] | int | str | None:
 class Role(Generic[Value]):
     """What one part of an upload is."""
 
-    fits: str = ""  # what it can be the role of
-
-    def suits(self, value: Leaf) -> bool:
-        """Whether a value of this kind can have the role."""
-        raise NotImplementedError
+    fits: tuple[str, ...] = ()  # what it can be the role of, see `_kind`
 
     def flaw(self, value: Value, path: str, upload: Message, given: Given) -> str:
         """Describes what is wrong with a part of an upload, whatever the other clients send; empty where nothing is."""
@@ -92,29 +86,22 @@ class Weights(Role[State]):
 
     changes: bool = True
     known: bool = True
-    fits = "a state"
-
-    def suits(self, value: Leaf) -> bool:
-        return isinstance(value, State)
+    fits = ("a state",)
 
     def flaw(self, value: State, path: str, upload: Message, given: Given) -> str:
-        sent = given.at(path) if self.known else None
+        sent: Any = given.at(path) if self.known else None
         for name, tensor in value.extras.items():
             if not tensor.is_floating_point():
                 low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
                 if low < 0 or high > _MOST:
                     return f".extras.{name} holds {low if low < 0 else high}, and a counter is 0 to 2**53"
             elif is_variance(name) and not (self.changes and sent is None):
-                variance = tensor + sent[name] if self.changes and sent is not None else tensor
-                if not bool((variance >= 0).all()) and not self._rounded(variance, sent, name):
-                    return (
-                        f".extras.{name} holds a variance of {float(variance.min()):.3g}, and a variance is 0 or more"
-                    )
+                start = sent[name] if self.changes else torch.zeros_like(tensor)
+                variance = tensor + start
+                if not bool((variance >= -_TOLERANCE * start.abs()).all()):
+                    said = f"{float(variance.min()):.3g}, and a variance is 0 or more"
+                    return f".extras.{name} holds a variance of {said}"
         return ""
-
-    def _rounded(self, variance: Tensor, sent: Mapping[str, Tensor] | None, name: str) -> bool:
-        """Whether variances are below 0 by no more than what rounding leaves of a difference and a sum."""
-        return self.changes and sent is not None and bool((variance >= -_TOLERANCE * sent[name].abs()).all())
 
 
 def is_variance(name: str) -> bool:
@@ -131,10 +118,7 @@ class Statistic(Role[float | Tensor]):
     least: float = -math.inf
     most: float = math.inf
     rows: str = ""
-    fits = "a float, or a tensor of floats"
-
-    def suits(self, value: Leaf) -> bool:
-        return type(value) is float or isinstance(value, Tensor) and value.is_floating_point()
+    fits = ("a float", "a tensor of floats")
 
     def flaw(self, value: float | Tensor, path: str, upload: Message, given: Given) -> str:
         value = torch.as_tensor(value)
@@ -157,10 +141,7 @@ class Statistic(Role[float | Tensor]):
 class Counts(Role[Tensor]):
     """How many of the client's training examples belong to each class: 0 or more, in all as many as it has."""
 
-    fits = "a tensor of whole numbers"
-
-    def suits(self, value: Leaf) -> bool:
-        return isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+    fits = ("a tensor of whole numbers",)
 
     def flaw(self, value: Tensor, path: str, upload: Message, given: Given) -> str:
         values = value.flatten().tolist()  # Python's own numbers, whose sum has no limit
@@ -176,10 +157,7 @@ class Index(Role[int]):
     """A whole number from `least` to the one that `Method.upload_like` has in its place."""
 
     least: int = 0
-    fits = "a whole number"
-
-    def suits(self, value: Leaf) -> bool:
-        return type(value) is int
+    fits = ("a whole number",)
 
     def flaw(self, value: int, path: str, upload: Message, given: Given) -> str:
         most = given.at(path)
@@ -192,10 +170,7 @@ class Index(Role[int]):
 class Echo(Role[int | str]):
     """The number or text that `Method.upload_like` has in its place, such as the version that was sent."""
 
-    fits = "a whole number, or a text"
-
-    def suits(self, value: Leaf) -> bool:
-        return type(value) in (int, str)
+    fits = ("a whole number", "a text")
 
     def flaw(self, value: int | str, path: str, upload: Message, given: Given) -> str:
         sent = given.at(path)
@@ -207,10 +182,7 @@ class Flags(Role[bool | Tensor]):
     """True or False, one or a tensor. `some`: at least one is True: which classes a client has examples of."""
 
     some: bool = False
-    fits = "a bool, or a tensor of bools"
-
-    def suits(self, value: Leaf) -> bool:
-        return isinstance(value, bool) or isinstance(value, Tensor) and value.dtype == torch.bool
+    fits = ("a bool", "a tensor of bools")
 
     def flaw(self, value: bool | Tensor, path: str, upload: Message, given: Given) -> str:
         return " has no flag that is set" if self.some and not bool(torch.as_tensor(value).any()) else ""
@@ -231,15 +203,15 @@ def check(name: str, sends: Roles, like: Message) -> None:
     for path, value in parts.items():
         if value is None:
             continue  # of its skeleton there is no other
-        role, what = role_of(sends, path, value), path or "its upload"
+        role, what, kind = role_of(sends, path, value), path or "its upload", _kind(value)
         if role is None:
             raise UserError(
-                f"the method {name} sends {what} ({_kind(value)}) without saying what it is, so the server could not "
+                f"the method {name} sends {what} ({kind}) without saying what it is, so the server could not "
                 "check it; name its role in the class attribute `sends` (llm_fed/state/roles.py)"
             )
-        if not role.suits(value):
-            said = f"{what} ({_kind(value)}) as {type(role).__name__}"
-            raise UserError(f"the method {name} sends {said}, which is a role of {role.fits}")
+        if kind not in role.fits:
+            said = f"{what} ({kind}) as {type(role).__name__}"
+            raise UserError(f"the method {name} sends {said}, which is a role of {' or '.join(role.fits)}")
         if isinstance(role, Statistic) and role.rows:
             beside = ".".join([*path.split(".")[:-1], role.rows])
             if beside not in parts:
@@ -251,7 +223,10 @@ def check(name: str, sends: Roles, like: Message) -> None:
 
 
 def _kind(value: Leaf) -> str:
-    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    if isinstance(value, Tensor):
+        whole = "bools" if value.dtype == torch.bool else "whole numbers"
+        return f"a tensor of {'floats' if value.is_floating_point() else whole}"
+    return "a state" if isinstance(value, State) else _KINDS.get(type(value), type(value).__name__)
 
 
 def own_flaw(upload: Message, sends: Roles, given: Given) -> str:

@@ -75,14 +75,11 @@ def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
         message = reader.node(tree, 0)
         _require(not reader.left, f"{len(reader.left)} tensors belong to nothing")
     except Exception as error:  # of any kind: another party may have made these bytes
-        raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {one_line(_said(error))}") from error
+        said = str(error) if isinstance(error, ValueError | SafetensorError) else f"{type(error).__name__}: {error}"
+        raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {one_line(said)}") from error
     if flaw := "" if expected is None else difference(skeleton(message), expected, "upload"):
         raise WireError(one_line(flaw))
     return message
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueError | SafetensorError) else f"{type(error).__name__}: {error}"
 
 
 def entries(message: Message) -> int:

@@ -92,10 +92,12 @@ class Bench:
         return [client[:steps] for client in self.examples]
 
     def jobs(self, steps: int) -> list[Fit]:
-        return [
-            Fit.on(f"{k}", self.structure, start, batches, Optimizer(self.args.lr))
-            for k, (start, batches) in enumerate(zip(self.starts, self.cohort(steps), strict=True))
-        ]
+        found = []
+        for k, (start, batches) in enumerate(zip(self.starts, self.cohort(steps), strict=True)):
+            indices, chosen = iter(range(sum(map(len, batches)))), [example for batch in batches for example in batch]
+            of_steps = [[next(indices) for _ in batch] for batch in batches]
+            found.append(Fit(f"{k}", self.structure, start, chosen, of_steps, Optimizer(self.args.lr)))
+        return found
 
     def ours(self, steps: int) -> Work:
         results, work = fit(self.adapted(self.structure), self.jobs(steps))

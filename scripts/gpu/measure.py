@@ -180,8 +180,9 @@ def dense(job: Fit, steps: int, tokens: int) -> Fit:
         ids = torch.randint(2, 1000, (length,), generator=draws).tolist()
         return Encoded(ids, [at >= length - length // 5 for at in range(length)])
 
-    batches = [[example() for _ in range(rows)] for _ in range(steps)]
-    return Fit.on(job.site, job.structure, job.start, batches, job.optimizer)
+    examples = [example() for _ in range(rows * steps)]
+    batches = [range(at, at + rows) for at in range(0, len(examples), rows)]
+    return Fit(job.site, job.structure, job.start, examples, batches, job.optimizer)
 
 
 def trained(model: AdaptedModel, jobs: Sequence[Fit]) -> Work:

@@ -73,8 +73,8 @@ class Lying(LocalClients):
         super().__init__(*args)
         self._liars, self._attack, self._seed, self._first = liars, attack, seed, dict[str, State]()
 
-    def _ask(self, method: Any, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
-        answers: dict[str, Any] = super()._ask(method, messages, round, lr)
+    def _ask(self, method: Any, messages: Mapping[str, bytes], round: int, lr: float, then: Any = None) -> Any:
+        answers: dict[str, Any] = super()._ask(method, messages, round, lr, then)
         honest = stack(answer for name, answer in answers.items() if name not in self._liars)
         for name in self._liars:
             answers[name] = self._lie(name, answers[name], honest, round)

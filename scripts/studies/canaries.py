@@ -38,9 +38,9 @@ from llm_fed.engine.steps import Steps
 from llm_fed.federation import privacy
 from llm_fed.federation.schedule import Poisson, sample
 from llm_fed.method import Upload
-from llm_fed.method.client import Client, Private
+from llm_fed.method.client import Client
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit
+from llm_fed.method.requests import Fit, PerExample
 from llm_fed.method.site import Data, Site
 from llm_fed.settings import configfile
 from llm_fed.settings.config import Config, LocalConfig, PrivacyConfig
@@ -88,7 +88,7 @@ def at_the_client(settings: PrivacyConfig, there: Tensor, secret: Secret) -> tup
 
 def at_the_examples(settings: PrivacyConfig, there: Tensor, secret: Secret) -> tuple[Tensor, float]:
     like = State.of({"x": torch.zeros(CANARIES)})
-    private = Private(CLIP, settings.noise, secret)
+    private = PerExample(CLIP, settings.noise, 0, secret)
     local = LocalConfig(batch_size=round(RATE * CANARIES))
     site = Client("c0", None, local, SEED, lambda draws: like, Data(range(CANARIES)), private=private)  # type: ignore[arg-type]
     site.begin(1, 1.0)

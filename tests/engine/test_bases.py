@@ -78,7 +78,7 @@ def test_two_clients_train_as_stock_peft_trains_each(family):
     model, structure = build(family, torch.float64), adapter_of(family)
     batches = [[tiny.examples(10 * k + step, [5 + k, 9, 7]) for step in range(2)] for k in range(2)]
     starts = states(model, structure, torch.float64)
-    jobs = [Fit.on(f"c{k}", structure, starts[k], batches[k], Optimizer(0.01)) for k in range(2)]
+    jobs = [tiny.fit_on(f"c{k}", structure, starts[k], batches[k], Optimizer(0.01)) for k in range(2)]
     for job, result in zip(jobs, fitted(model, structure, jobs), strict=True):
         expected, _ = trained_by_stock(model, structure, job)
         torch.testing.assert_close(result.state.row, expected.row, rtol=0, atol=1e-6)
@@ -192,7 +192,7 @@ def test_int8_outliers_equal_stock_peft_in_the_same_batch():
     model = quantised("int8", threshold=6.0)
     (job,) = cohort(model, STRUCTURE, torch.float32, name=SGD, clients=[0])
     batches = [tiny.examples(s, [20, 20, 20]) for s in range(5)]
-    assert_equal_to_stock(model, [Fit.on("c0", STRUCTURE, job.start, batches, job.optimizer)])
+    assert_equal_to_stock(model, [tiny.fit_on("c0", STRUCTURE, job.start, batches, job.optimizer)])
 
 
 def test_an_evaluation_before_training_changes_nothing():

@@ -5,6 +5,7 @@ from typing import Any
 
 import every_family
 import pytest
+import tiny
 import torch
 from classifiers import tokenizer
 from transformers import AutoModelForSequenceClassification
@@ -16,7 +17,6 @@ from llm_fed.kinds import sequences
 from llm_fed.kinds.sentences import Sentence
 from llm_fed.kinds.sequences import Sequences, check_classifier
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit
 from llm_fed.models.architectures import FELT, heads_of, usual_targets
 from llm_fed.models.deberta import with_own_positions
 from llm_fed.settings.config import AdapterConfig
@@ -71,7 +71,7 @@ def difference(base: Sequences) -> float:
         if base.has_types:
             texts = [Sentence(text.input_ids, [0] * len(text.input_ids), text.label) for text in texts]
         start = base.draw(structure, torch.Generator().manual_seed(client))
-        jobs.append(Fit.on(f"c{client}", structure, start, [texts, texts], Optimizer(0.01), seed=client))
+        jobs.append(tiny.fit_on(f"c{client}", structure, start, [texts, texts], Optimizer(0.01), seed=client))
     together = Engine(base).execute(jobs)
     found = 0.0
     for job, fitted in zip(jobs, together, strict=True):

@@ -19,7 +19,7 @@ from llm_fed.engine.fit import fit
 from llm_fed.engine.packing import collate
 from llm_fed.export import peft_folders
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit, Gradient, GradientMoments, MeanLosses
+from llm_fed.method.requests import Gradient, GradientMoments, MeanLosses
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import EvalConfig
@@ -49,7 +49,7 @@ def test_training_equals_a_plain_loop(base, structure):
     starts = [state(base, structure, k) for k in range(3)]
     batches = [[tiny.examples(10 * k + step, [5 + k, 9, 7]) for step in range(3)] for k in range(3)]
     mix = MIX if structure.gate == "mix" else None
-    jobs = [Fit.on(f"c{k}", structure, starts[k], batches[k], Optimizer(0.02), mix=mix) for k in range(3)]
+    jobs = [tiny.fit_on(f"c{k}", structure, starts[k], batches[k], Optimizer(0.02), mix=mix) for k in range(3)]
     results, _ = fit(AdaptedModel(base.model, structure), jobs)
     for start, steps, result in zip(starts, batches, results, strict=True):
         entries = {name: nn.Parameter(value.clone()) for name, value in start.tensors().items()}

@@ -22,7 +22,6 @@ from llm_fed.export import gguf_files, peft_folders, serving
 from llm_fed.export.folding import fold
 from llm_fed.export.personal import alone
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora, draw, layout, targets
 from llm_fed.models.prompt import stop_tokens
 from llm_fed.settings.config import AdapterConfig
@@ -111,7 +110,7 @@ def test_two_clients_train_as_each_alone_and_as_stock_peft(family, tmp_path):
     model = built(family)
     base, starts = tiny_base.around(model), states(model, EXPERTS, torch.float64)
     batches = [[tiny.examples(10 * k + step, [5 + k, 9, 7]) for step in range(2)] for k in range(2)]
-    jobs = [Fit.on(f"c{k}", EXPERTS, starts[k], batches[k], Optimizer(0.01)) for k in range(2)]
+    jobs = [tiny.fit_on(f"c{k}", EXPERTS, starts[k], batches[k], Optimizer(0.01)) for k in range(2)]
     results, _ = fit(AdaptedModel(model, EXPERTS), jobs)
     for number, (job, steps, result) in enumerate(zip(jobs, batches, results, strict=True)):
         (by_itself,), _ = fit(AdaptedModel(model, EXPERTS), [job])

@@ -17,7 +17,6 @@ from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images, Pictures
 from llm_fed.mergers.mixing import mixed
-from llm_fed.method.merge import doubled
 from llm_fed.method.requests import Distillation
 from llm_fed.models.lora import ANCHORS, SCALE, Lora
 from llm_fed.runtime.local import drive
@@ -256,7 +255,7 @@ def test_a_merge_mixes_the_heads_by_its_weight(base, space):
     product = merged[f"{layer}.lora_B"] @ merged[f"{layer}.lora_A"]
     mean = sum(w * one[f"{layer}.lora_B"] @ one[f"{layer}.lora_A"] for w, one in ((0.3, fed), (0.7, local)))
     assert torch.allclose(product, mean, atol=1e-12) == (space == "delta")
-    assert merged.layout == base.layout(doubled(LORA) if space == "delta" else LORA)
+    assert merged.layout == base.layout(LORA.doubled() if space == "delta" else LORA)
     if space == "factors":
         apart = mixed(fed, local, {"lora_A": 1.0, "lora_B": 0.0, "head": 0.25}, space)
         assert torch.equal(apart[f"{layer}.lora_A"], fed[f"{layer}.lora_A"])

@@ -31,7 +31,7 @@ def job(model, structure: Lora, client: int, noise: float = NOISE, **options) ->
     batches[3].append(SILENT)
     private = PerExample(CLIP[model.config.model_type], noise, SIZE, toy.secret(client))
     optimizer = options.pop("optimizer", Optimizer(0.05, "sgd"))
-    return Fit.on(f"c{client}", structure, start, batches, optimizer, seed=client, private=private, **options)
+    return tiny.fit_on(f"c{client}", structure, start, batches, optimizer, seed=client, private=private, **options)
 
 
 def by_hand(model, structure: Lora, job: Fit, train: str = "") -> tuple[State, list[float]]:
@@ -144,7 +144,7 @@ def test_losses_are_means_over_the_examples_of_a_batch():
     (found,) = fitted(model, structure, [given])
     expected = []
     for batch in given.batches:
-        alone = [Fit.on("c", structure, given.start, [[given.examples[n]]], given.optimizer) for n in batch]
+        alone = [tiny.fit_on("c", structure, given.start, [[given.examples[n]]], given.optimizer) for n in batch]
         losses = [one.losses[0] for one in (fitted(model, structure, [job])[0] for job in alone if known(job))]
         expected += [sum(losses) / len(batch)] if batch else []
     assert found.losses == pytest.approx(expected, rel=1e-6)

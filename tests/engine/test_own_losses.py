@@ -34,7 +34,9 @@ def jobs(model, losses, weights=(1.0, 2.0, 0.5), **options) -> list[Fit]:
     for client, loss in enumerate(losses):
         examples = [replace(own, extra={"weight": weights[client]}) for own in answers(client, 4)]
         batches = [examples[:2], examples[2:]]
-        found.append(Fit.on(f"c{client}", LORA, moved(model), batches, Optimizer(0.1, "sgd"), loss=loss, **options))
+        found.append(
+            tiny.fit_on(f"c{client}", LORA, moved(model), batches, Optimizer(0.1, "sgd"), loss=loss, **options)
+        )
     return found
 
 
@@ -106,6 +108,6 @@ def test_files_with_different_columns_and_losses_on_preferences_are_refused(adap
         rows(adapted, [first, mixed])
     base = language_base(adapted.model)
     engine = Engine(replace(base, trains=examples_of(ObjectiveConfig("dpo"))))
-    job = Fit.on("c", LORA, moved(adapted.model), [pairs(0, 2)], Optimizer(0.1), loss=plain)
+    job = tiny.fit_on("c", LORA, moved(adapted.model), [pairs(0, 2)], Optimizer(0.1), loss=plain)
     with pytest.raises(UserError, match="set objective.name=sft"):
         engine.execute([job])

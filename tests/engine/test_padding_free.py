@@ -41,7 +41,7 @@ from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import filled
 from llm_fed.engine.passes import refusal
 from llm_fed.engine.preferences import examples_of
-from llm_fed.method.requests import Fit, Fitted
+from llm_fed.method.requests import Fitted
 from llm_fed.models.lora import Lora
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn
@@ -166,7 +166,7 @@ def test_a_replay_knows_how_long_its_texts_are(monkeypatch):
     model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=Captures(), padding_free=True)
     start = cohort(model.model, LORA, EXACT)[0]
     steps = [tiny.examples(0, [15, 15, 2]), tiny.examples(1, [28, 2, 2])]
-    fit(model, [Fit.on("c", LORA, start.start, steps, start.optimizer)])
+    fit(model, [tiny.fit_on("c", LORA, start.start, steps, start.optimizer)])
     assert told and all(told)
 
 

@@ -17,7 +17,7 @@ from llm_fed.basics.rng import Secret
 from llm_fed.engine import gradients
 from llm_fed.engine.fit import fit
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit, GradientMoments, PerExample
+from llm_fed.method.requests import GradientMoments, PerExample
 from llm_fed.settings.objective import ObjectiveConfig
 
 OBJECTIVES = [
@@ -137,7 +137,7 @@ def test_noisy_steps_clip_a_pair(base):
     pairs = with_reference(model, objective, encoded_pairs(tokenizer))[:3]
     start = moved(model)
     private = PerExample(clip, 0.0, len(pairs), Secret.fresh())
-    job = Fit.on("c", LORA, start, [pairs], Optimizer(1.0, "sgd"), private=private)
+    job = tiny.fit_on("c", LORA, start, [pairs], Optimizer(1.0, "sgd"), private=private)
     ((result,), _) = fit(adapted(model, objective), [job])
     each = [gradient(model, objective, start, [pair])[1].row for pair in pairs]
     assert all(float(own.norm()) > clip for own in each)

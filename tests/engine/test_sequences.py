@@ -8,6 +8,7 @@ import classifiers
 import every
 import peft
 import pytest
+import tiny
 import torch
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
@@ -48,7 +49,7 @@ def jobs(base: Any, adapter: Any, numbers: bool = False) -> list[Fit]:
         encoded = base.encode(examples(client, 12, numbers))
         batches = [encoded[3 * step : 3 * step + 1 + client] for step in range(4)]
         start = base.draw(base.structure(adapter), torch.Generator().manual_seed(client))
-        found.append(Fit.on(f"c{client}", base.structure(adapter), start, batches, Optimizer(0.01), seed=client))
+        found.append(tiny.fit_on(f"c{client}", base.structure(adapter), start, batches, Optimizer(0.01), seed=client))
     return found
 
 
@@ -77,7 +78,7 @@ def test_training_is_that_of_peft(folder, numbers, tmp_path):
     """Two steps of SGD without dropout, by PEFT and autograd on one text after another."""
     base = loaded(folder, (NUMBER,) if numbers else classifiers.LABELS)
     (_, _, job) = jobs(base, WITHOUT_DROPOUT, numbers)
-    job = Fit.on("c", job.structure, job.start, [list(b) for b in map(job.batch, range(2))], Optimizer(0.1, "sgd"))
+    job = tiny.fit_on("c", job.structure, job.start, [list(b) for b in map(job.batch, range(2))], Optimizer(0.1, "sgd"))
     (fitted,) = Engine(base).execute([job])
     stock = stock_model(folder, base, job.structure)
     parameters = {name: parameter for name, parameter in stock.named_parameters() if parameter.requires_grad}

@@ -15,8 +15,8 @@ from llm_fed.experiment import run
 from llm_fed.federation.privacy import check, epsilon, spent_by
 from llm_fed.federation.progress import Best, Progress
 from llm_fed.method import Method
-from llm_fed.method.client import NOISY_STEPS, Private
-from llm_fed.method.requests import Fit, Fitted
+from llm_fed.method.client import NOISY_STEPS
+from llm_fed.method.requests import Fit, Fitted, PerExample
 from llm_fed.methods.ditto import Ditto
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -28,7 +28,10 @@ SETTINGS = {"unit": "example", "clip": 1.0, "noise": 1.1}
 
 def client(examples: int = 60, seed: int = 0, batch_size: int = 3):
     site = toy.clients(1, sizes=[examples])["c0"]
-    site.local, site.private = toy.config(local={"batch_size": batch_size}).local, Private(1.0, 1.1, toy.secret(seed))
+    site.local, site.private = (
+        toy.config(local={"batch_size": batch_size}).local,
+        PerExample(1.0, 1.1, 0, toy.secret(seed)),
+    )
     site.begin(1, 0.1)
     return site
 
@@ -140,7 +143,7 @@ def private_clients(monkeypatch):
     def clients(number: int):
         made = plain(number)
         for site in made.values():
-            site.private = Private(1.0, 1.1, toy.secret())
+            site.private = PerExample(1.0, 1.1, 0, toy.secret())
         return made
 
     monkeypatch.setattr(toy, "clients", clients)

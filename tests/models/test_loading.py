@@ -16,7 +16,6 @@ from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.kinds.language import load_base
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit
 from llm_fed.models import lora
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import BaseConfig
@@ -174,7 +173,7 @@ def test_layers_that_accelerate_keeps_elsewhere_train_alike(tmp_path):
     assert {parameter.device.type for parameter in divided.model.parameters()} == {"cpu", "meta"}
     structure = Lora(rank=2, alpha=8, dropout=0.1, target_modules=("q_proj", "v_proj"))
     start, batches = lora.draw(whole.model, structure, torch.Generator()), [tiny.examples(0, [3, 9, 5])] * 3
-    job = Fit.on("c", structure, start, batches, Optimizer(0.1))
+    job = tiny.fit_on("c", structure, start, batches, Optimizer(0.1))
     found = [fit(AdaptedModel(base.model, structure), [job])[0][0] for base in (whole, divided)]
     # Losses are had from the inputs of the last layer where it is here, and from logits where accelerate moves it.
     assert torch.allclose(found[0].state.row, found[1].state.row, rtol=1e-4, atol=1e-6)

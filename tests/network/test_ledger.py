@@ -191,9 +191,8 @@ def failures(folder: Path) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("moved", "failed"), [("bob", ["bob"]), (".", ["ada", "bob"])], ids=["one client's", "the whole folder"]
 )
-def test_data_that_go_away_cost_their_clients_rounds_and_nothing_else(small, tmp_path, monkeypatch, moved, failed):
+def test_data_that_go_away_cost_their_clients_rounds_and_nothing_else(small, tmp_path, moved, failed):
     """In rounds 2 and 3 of 5; then they are back, and their clients continue from the state of round 1."""
-    monkeypatch.setattr(node, "_AGAIN", 0.0)
     settings = tree(small, rounds=5, method={"name": "fedalt"}, network=HOMES, eval={"every": 0})
     link = Moving(tmp_path, small, settings, nodes=PAIR, away={2: moved, 4: None})
     done = server.train(link.config, tmp_path / "run", link)
@@ -209,20 +208,11 @@ def test_data_that_go_away_cost_their_clients_rounds_and_nothing_else(small, tmp
     assert "unfinished" not in done and set(done["scores"]["clients"]) == set(CLIENTS)
 
 
-def test_data_that_are_half_back_are_no_matter_for_the_other_clients_of_the_machine(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(node, "_AGAIN", 0.0)
+def test_data_that_are_half_back_are_no_matter_for_the_other_clients_of_the_machine(small, tmp_path):
     settings = tree(small, rounds=4, network=HOMES, eval={"every": 0})
     link = Moving(tmp_path, small, settings, nodes=PAIR, away={2: "bob", 3: "half a file", 4: None})
     assert "unfinished" not in server.train(link.config, tmp_path / "run", link)
     assert failures(tmp_path) == [(2, "bob"), (3, "bob")]
-
-
-def test_data_that_are_not_looked_for_again_at_once(small, tmp_path):
-    """As reading them may take long: a minute passes first."""
-    settings = tree(small, rounds=4, network=HOMES, eval={"every": 0})
-    link = Moving(tmp_path, small, settings, nodes=PAIR, away={2: "bob", 3: None})
-    assert server.train(link.config, tmp_path / "run", link)["unfinished"] == ["bob"]
-    assert failures(tmp_path) == [(2, "bob"), (3, "bob"), (4, "bob")]
 
 
 def test_a_node_that_cannot_take_part_yet_is_asked_again(small, tmp_path, monkeypatch):

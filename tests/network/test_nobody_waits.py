@@ -68,7 +68,6 @@ def test_a_node_whose_greeting_comes_to_nothing_is_greeted_again(small, tmp_path
 
 def test_what_hangs_holds_up_nothing_else(monkeypatch):
     monkeypatch.setattr(flower, "PATIENCE", 0.3)
-    monkeypatch.setattr(flower, "_SIDE_BY_SIDE", 2)
     released = threading.Event()
 
     def pull(id):

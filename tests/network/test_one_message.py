@@ -66,8 +66,8 @@ def test_who_is_not_asked_to_train_is_scored_all_the_same(small, tmp_path):
     assert [count for _, count in link.messages] == [1, 1, 3, 1, 3, 1, 3, 3]
     assert lines(tmp_path, "client", "score") == lines(tmp_path / "here", "client", "score")
     assert [len(line["clients"]) for line in lines(tmp_path, "score")] == [3, 3, 3, 3]
-    (built,) = link.workers[1]._built.values()
-    assert built.experiment.runtime.clients_per_pass == 3  # whom a round asks may all be at one node
+    ((built, _),) = link.workers[1]._built.values()
+    assert built.runtime.clients_per_pass == 3  # whom a round asks may all be at one node
 
 
 FAILED = told(ValueError())["error"]

@@ -164,7 +164,7 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
     again = clients.RemoteClients(link, link.config, known["token"], Secret.fresh(), say)
     base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), HELLO, b"")[0]["base"]
     with pytest.raises(TimeoutError):
-        again.gather(base, known["clients"], known["nodes"])
+        again.gather(base, known)
     assert "node 2 says that it has client ada" in said[0] and said[1].startswith("0 of 2 clients are connected")
 
 

@@ -127,7 +127,7 @@ def test_a_run_goes_on_with_the_clients_that_it_began_with(small, tmp_path, clie
     link, said = NetworkInProcess(tmp_path, small, tree(small, network={**NETWORK, "clients": clients})), []
     base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), HELLO, b"")[0]
     remote = RemoteClients(link, link.config, "t", Secret.fresh(), said.append)
-    remote.gather(base["base"], list(CLIENTS))
+    remote.gather(base["base"], {"clients": CLIENTS, "nodes": {}, "examples": {}})
     assert list(remote.names) == list(CLIENTS)
     notice = (
         "this run began with ada, bob, cyd and continues with them, whatever network.clients says now; fresh=true "

@@ -15,6 +15,7 @@ import numpy as np
 import outside
 import pytest
 import small_run
+import tiny
 import tiny_images
 import torch
 from equal_runs import assert_same
@@ -142,7 +143,7 @@ def test_a_method_from_outside_and_its_own_loss_at_all_ranks(pictures, here, spr
     assert packages_of(method) == ("lab",)
     packed = Codec((), ["lab"]).pack([method.loss, method])  # type: ignore[attr-defined]
     assert Codec((), ["lab"]).unpack(packed)[1] == method
-    with pytest.raises(TypeError, match="lab.own:Smoothed is of no package whose names may travel"):
+    with pytest.raises(TypeError, match="lab.own:Smoothed.loss is of no package whose names may travel"):
         Codec().unpack(packed)
     for thing in (json.dumps, method):
         with pytest.raises(TypeError, match="cannot travel between processes: only .* of llm_fed or labs defines"):
@@ -299,7 +300,7 @@ def test_what_travels_comes_back(monkeypatch):
     examples = [encoded(4), encoded(4)]
     state = State.of({"a": torch.randn(2, 3), "b": torch.randn(4)}, {"n": torch.tensor(3), "empty": torch.zeros(0)})
     optimizer, batches = Optimizer(0.1, correction=state, lr_of={"a": 0.2}), [[examples[1], examples[0]], [encoded(2)]]
-    job = Fit.on("c0", LORA, state, batches, optimizer, mix=(0.25, 0.75), loss=Distillation([state]),
+    job = tiny.fit_on("c0", LORA, state, batches, optimizer, mix=(0.25, 0.75), loss=Distillation([state]),
                  private=PerExample(1.0, 0.5, 4, Secret.fresh()))  # fmt: skip
     back = Codec(examples).unpack(Codec(examples).pack(job))
     assert back.batch(0) == [examples[1], examples[0]] and back.batch(0)[0] is examples[1]
@@ -329,7 +330,7 @@ def test_equal_states_travel_once_and_known_examples_not_at_all():
     start, examples = torch.randn(5000), [encoded(1000) for _ in range(20)]
     start[7] = math.nan
     one = len(Codec(examples).pack(State.of({"a": start})))
-    equal = [Fit.on(f"c{k}", LORA, State.of({"a": start.clone()}), [examples], Optimizer(0.1)) for k in range(8)]
+    equal = [tiny.fit_on(f"c{k}", LORA, State.of({"a": start.clone()}), [examples], Optimizer(0.1)) for k in range(8)]
     assert len(Codec(examples).pack(equal)) < one + 16000  # a second copy would be 20000
     signed = [State.of({"a": torch.zeros(2)}), State.of({"a": -torch.zeros(2)})]
     assert [math.copysign(1, state.row[0]) for state in Codec().unpack(Codec().pack(signed))] == [1, -1]

@@ -135,10 +135,10 @@ def test_what_is_known_of_an_upload_outlives_a_checkpoint():
 @pytest.mark.parametrize(
     "sends, like, reason",
     [
-        ({}, {"counts": torch.ones(3).long()}, "counts .a tensor of torch.int64. without saying what it is"),
-        ({}, {"delta": layer(), "loss": 1.5}, "loss .float. without saying"),
+        ({}, {"counts": torch.ones(3).long()}, "counts .a tensor of whole numbers. without saying what it is"),
+        ({}, {"delta": layer(), "loss": 1.5}, "loss .a float. without saying"),
         ({"counts": Counts()}, {"counts": torch.ones(3)}, "as Counts, which is a role of a tensor of whole numbers"),
-        ({"model": Index()}, {"model": True}, "model .bool. as Index"),
+        ({"model": Index()}, {"model": True}, "model .a bool. as Index"),
         ({"model": Index(), "extra": Index()}, {"model": 0}, "names a role of 'extra', which it does not send"),
         ({"x": Statistic(rows="n")}, {"x": torch.ones(1)}, "with rows='n', which is not sent beside it"),
     ],

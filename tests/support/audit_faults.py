@@ -70,7 +70,7 @@ def _wrong_message(kind: str, round: int, made: list[Fault], draw: random.Random
         states[progress.round] = unpack(pack(progress.state))
         return real_exchange(self, method, progress, lr, run, watch)
 
-    def ask(self: Any, method: Any, messages: dict[str, bytes], now: int, lr: float) -> Any:
+    def ask(self: Any, method: Any, messages: dict[str, bytes], now: int, lr: float, then: Any = None) -> Any:
         if now == round or (now > round and kind == "no broadcast"):
             client = chosen[0] if chosen else draw.choice(sorted(messages)) if messages else ""
             old = states.get(1 if kind == "no broadcast" else round - 1)
@@ -80,7 +80,7 @@ def _wrong_message(kind: str, round: int, made: list[Fault], draw: random.Random
                 if earlier != messages[client]:
                     made.append(Fault(now, client, ("client pass",)))
                 messages = {**messages, client: earlier}
-        return real_ask(self, method, messages, now, lr)
+        return real_ask(self, method, messages, now, lr, then)
 
     with mock.patch.object(LocalClients, "exchange", exchange), mock.patch.object(LocalClients, "_ask", ask):
         yield
@@ -91,15 +91,15 @@ def _swapped(kind: str, round: int, made: list[Fault], draw: random.Random) -> I
     """Two clients train on what the other is sent, or each one's answer is taken for the other's."""
     real, what = LocalClients._ask, draw.choice(("messages", "answers"))
 
-    def ask(self: Any, method: Any, messages: dict[str, bytes], now: int, lr: float) -> Any:
+    def ask(self: Any, method: Any, messages: dict[str, bytes], now: int, lr: float, then: Any = None) -> Any:
         if now != round or len(messages) < 2:
-            return real(self, method, messages, now, lr)
+            return real(self, method, messages, now, lr, then)
         one, other = draw.sample(sorted(messages), 2)
         if what == "messages" and messages[one] != messages[other]:
             made.append(Fault(now, one, ("client pass",)))
             messages = {**messages, one: messages[other], other: messages[one]}
-            return real(self, method, messages, now, lr)
-        answers = real(self, method, messages, now, lr)
+            return real(self, method, messages, now, lr, then)
+        answers = real(self, method, messages, now, lr, then)
         if pack(answers[one]) != pack(answers[other]):
             made.append(Fault(now, one, ("client pass",)))
         return {**answers, one: answers[other], other: answers[one]}

@@ -154,7 +154,7 @@ class Trial:
 
     def _jobs(self) -> list[Fit]:
         return [
-            Fit.on(f"c{k}", self.structure, state, [tiny.examples(k, lengths)] * 2, Optimizer(0.01, name="sgd"))
+            tiny.fit_on(f"c{k}", self.structure, state, [tiny.examples(k, lengths)] * 2, Optimizer(0.01, name="sgd"))
             for k, (state, lengths) in enumerate(zip(self.states, ([30, 24, 17], [3, 9, 5]), strict=True))
         ]
 

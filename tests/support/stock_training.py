@@ -32,7 +32,7 @@ def cohort(model, structure, dtype=torch.float64, clients=(0, 1, 2), lr=1e-2, st
             lengths = torch.randint(3, 41, (count,), generator=draws).tolist()
             batches.append(tiny.examples(100 * client + step, lengths))
         optimizer = Optimizer(lr * (1 + client / 2), **settings)
-        jobs.append(Fit.on(f"c{client}", structure, start, batches, optimizer, seed=client))
+        jobs.append(tiny.fit_on(f"c{client}", structure, start, batches, optimizer, seed=client))
     return jobs
 
 

@@ -20,6 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
@@ -36,6 +37,13 @@ TARGETS = {  # module names that LoRA usually adapts
 
 def structure_of(kind: str, dropout: float = 0.0) -> Lora:
     return Lora(rank=3, alpha=5, dropout=dropout, target_modules=TARGETS[kind])
+
+
+def fit_on(site: str, structure, start: State, batches, optimizer, **options) -> Fit:
+    """A fit on these examples, a list of them for each step."""
+    indices = iter(range(sum(map(len, batches))))
+    of_steps, examples = [[next(indices) for _ in batch] for batch in batches], [each for b in batches for each in b]
+    return Fit(site, structure, start, examples, of_steps, optimizer, **options)
 
 
 def build(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes) -> PreTrainedModel:
