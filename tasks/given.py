@@ -22,7 +22,7 @@ from llm_fed.basics.errors import UserError, listed
 from llm_fed.rows.columns import USUAL_NAMES
 from llm_fed.rows.layout import split_of
 from llm_fed.rows.objects import FORMS, object_rows, plain, rows_of
-from llm_fed.rows.pictures import Gallery
+from llm_fed.rows.pictures import Gallery, decoded
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objects import named
 from llm_fed.tasks import images
@@ -174,10 +174,7 @@ def _image_and_label(row: Any, where: str) -> tuple[Any, Any]:
 
 def _pixels(image: Any, size: int | None, where: str) -> Tensor:
     if isinstance(image, Image.Image):
-        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-        image = image.resize((size, size)) if size else image
-        pixels = torch.from_numpy(np.array(image))
-        return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+        return decoded([image], 1, size, where)[0]
     pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
     if pixels.ndim == 2 and not pixels.is_floating_point():
         pixels = pixels.unsqueeze(0)

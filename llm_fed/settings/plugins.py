@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -71,24 +71,14 @@ def check_allowed(key: str, name: str, group: str) -> None:
         )
 
 
-@contextmanager
-def only(allowed: Collection[str]) -> Iterator[None]:
+def only(allowed: Collection[str]) -> AbstractContextManager[None]:
     """Within it, what happens on behalf of another party: of names from outside only these are looked up."""
-    token = _allowed.set(tuple(allowed))
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+    return objects.within(_allowed, tuple(allowed))
 
 
-@contextmanager
-def allowing(names: Collection[str]) -> Iterator[None]:
+def allowing(names: Collection[str]) -> AbstractContextManager[None]:
     """Within it, run folders may name these as well, as `module:Name`: the user knows whose code that is."""
-    token = _trusted.set(_trusted.get() | frozenset(names))
-    try:
-        yield
-    finally:
-        _trusted.reset(token)
+    return objects.within(_trusted, _trusted.get() | frozenset(names))
 
 
 def is_named(key: str, name: object) -> bool:
