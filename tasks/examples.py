@@ -31,7 +31,6 @@ from llm_fed.tasks.conversations import Message, turns_of
 
 SAMPLE = 200  # rows of a file that are looked at before the first becomes an Example
 _OPTIONAL = ("input", "system", "history", "options")  # roles that a row may lack
-_PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"), ("user", "assistant"))
 BY_PLACE = ("choices", "endings")  # columns beside which a number is usually a place
 _LETTER = re.compile(r"\(?([A-Za-z])[).:]?")
 Kind = Literal["text", "place"]
@@ -241,14 +240,11 @@ def _earlier(row: Row, roles: Mapping[str, str]) -> tuple[Turn, ...]:
 
 
 def _history(value: Cell, where: str, column: str) -> tuple[Turn, ...]:
-    """Earlier questions with their answers: a list of pairs, of objects with both, or of messages."""
+    """Earlier questions with their answers, a list of pairs, or messages."""
     turns: list[Turn] = []
     if _is_talk(value):
         return turns_of(value, where, column)
     for pair in value if isinstance(value, list) else [value]:
-        if isinstance(pair, dict):
-            named = {str(key).casefold(): each for key, each in pair.items()}
-            pair = next(([named[one], named[two]] for one, two in _PAIRS if one in named and two in named), None)
         if not isinstance(pair, list) or len(pair) != 2:
             raise UserError(
                 f"{where}: column {column!r} is no list of pairs [question, answer]; correct it, or drop the row"

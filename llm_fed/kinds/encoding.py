@@ -24,7 +24,7 @@ from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import preferences
 from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, select, text_of
 from llm_fed.tasks.control import THINK, answer_of, reasoning, without_surrogates
-from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, encoded, template_of
+from llm_fed.tasks.templates import encode_continuation, encode_prompt, encoded, template_of
 
 MOST = 2**16  # examples whose tokens are kept, those that were looked at last; of 250 tokens they take 0.7 GiB
 ABILITY_TOKENS = 128  # of a paragraph of `eval.ability`, which is cut there; most have 80
@@ -71,12 +71,11 @@ class Encoder:
         self.skipped: Counter[str] = Counter()
         self._trained = lru_cache(MOST)(lambda example: self._item(self.objective.name, example))
         self._queried = lru_cache(MOST)(self._query)
-        self._untrained = 0  # messages of the assistant that are no targets
         self._not_compared = 0  # examples that are asked, whose given answers are too long
 
     def lengths(self, examples: Sequence[Example]) -> list[Length]:
         """How long examples are."""
-        self._check(examples)
+        preferences.check(self.objective.name, examples)
         return [self._length(example) for example in examples]
 
     def training(
@@ -84,7 +83,7 @@ class Encoder:
     ) -> Sequence[Trained]:
         """What training sees: prompt and response together. NoneFits: there are examples, at least one is `required`,
         and none fits."""
-        self._check(examples)
+        preferences.check(self.objective.name, examples)
         chosen = []
         for example in examples:
             found = self._item(self.objective.name, example) if example.answers else None
@@ -100,7 +99,7 @@ class Encoder:
     ) -> Sequence[Query]:
         """What evaluation asks: of the examples whose prompt fits, the first `limit`. NoneFits: there are examples, and
         none fits."""
-        self._check(examples)
+        preferences.check(self.objective.name, examples)
         skips, most = self.task.too_long == "skip", self.task.max_length
         indices: list[int] = []
         lengths: list[Length] = []
@@ -132,7 +131,7 @@ class Encoder:
         return found
 
     def note(self) -> str:
-        """What was left out, and what is not learned from, in words; empty where nothing was."""
+        """What was left out, in words; empty where nothing was."""
         counts = " and ".join(f"{count} {split}" for split, count in self.skipped.items())
         said = [f"{counts} examples are longer than {self.task.max_length} tokens and are left out"] if counts else []
         if self._not_compared:
@@ -140,8 +139,6 @@ class Encoder:
                 f"preference_accuracy leaves out {self._not_compared} examples whose given answers do not fit into "
                 f"{self.task.max_length} tokens; task.too_long=cut-end cuts them"
             )
-        if self._untrained:
-            said.append(f"{self._untrained} messages of the assistant (weight=0, train=false) are not learned from")
         return "; ".join(said)
 
     def _train(self, examples: Sequence[Example], index: int) -> Trained:
@@ -152,13 +149,6 @@ class Encoder:
         if isinstance(item, Judged):
             before = self._trained(examples[index - 1])
         return beside(item, before.text, self.task.max_length) if isinstance(before, Judged) else item
-
-    def _check(self, examples: Sequence[Example]) -> None:
-        """Refuse what the objective does not learn from, and count what is not learned from."""
-        if self.objective.preferences:
-            preferences.check(self.objective.name, examples)
-        turns = (turn for example in examples if not example.rejected for turn in as_turns(example.prompt))
-        self._untrained += sum(turn.role == "assistant" and not turn.trained for turn in turns)
 
     def _count(self, client: str, split: str, seen: int, fitting: int) -> None:
         if seen > fitting:
