@@ -141,10 +141,12 @@ class Scheme:
         self.names.update(dict.fromkeys(keys))
         return len(self.names) > before
 
+    @property
+    def _seen_columns(self) -> columns.SeenColumns:
+        return columns.SeenColumns([*self.names], self._sample, self._where, self._whose, self._side)
+
     def _resolve(self) -> None:
-        resolved = columns.resolve(
-            self.wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
-        )
+        resolved = columns.resolve(self.wanted, self._seen_columns)
         self.roles, self._letters = resolved, ()
         if "A" not in self.names or "answer" not in resolved or "options" in resolved:
             return

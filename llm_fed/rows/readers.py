@@ -46,19 +46,12 @@ class _Cells(NamedTuple):
     lines: int = 1
 
 
-class _Dialect(NamedTuple):
-    skipped: int  # lines before the header
-    options: dict[str, Any]  # of csv.reader
-    remark: str  # what is special about it
-
-
 def csv_rows(source: Source, data: DataFile) -> Rows:
     """A header and a row per record. Blank lines, and lines of nothing but separators, are no rows. UserError where a
     quotation mark has no end, so that the rows behind it cannot be told apart."""
-    dialect = _dialect_of(data.head, "\t" if ".tsv" in map(str.casefold, data.path.suffixes) else ",")
-    source.remark(dialect.remark)
-    lines = islice(data.lines(), dialect.skipped, None)
-    records = _records(source, lines, dialect)
+    skipped, options, remark = _dialect_of(data.head, "\t" if ".tsv" in data.path.name.casefold() else ",")
+    source.remark(remark)
+    records = _records(source, islice(data.lines(), skipped, None), options, skipped + 1)
     header = next(records, None)
     if isinstance(header, BadRow):
         raise header
@@ -66,10 +59,10 @@ def csv_rows(source: Source, data: DataFile) -> Rows:
         yield from _with_header(source, header.cells, records, "line")
 
 
-def _dialect_of(head: str, usual: str) -> _Dialect:
-    """The dialect of a table that begins with this text. The separator is the one that makes most columns of the first
-    line, or what Excel says in a line `sep=;`. Lines of one column are parted by nothing, so that their texts may hold
-    commas. The `usual` separator needs no remark."""
+def _dialect_of(head: str, usual: str) -> tuple[int, dict[str, Any], str]:
+    """(lines before the header, options of csv.reader, what is special) of a table that begins with this text. The
+    separator is the one that makes most columns of the first line, or what Excel says in a line `sep=;`. Lines of one
+    column are parted by nothing, so that their texts may hold commas. The `usual` separator needs no remark."""
     lines = list(io.StringIO(head, newline=""))
     skipped = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
     first, separator = "".join(lines[skipped : skipped + 1]), ""
@@ -80,11 +73,12 @@ def _dialect_of(head: str, usual: str) -> _Dialect:
     blanks = first.count(separator) > 0 and first.count(separator) == first.count(f"{separator} ")
     options = {"delimiter": separator, "skipinitialspace": blanks, "strict": True}
     named = "" if separator in (usual, ",", NOTHING) else f"with {SEPARATORS.get(separator, repr(separator))}"
-    return _Dialect(skipped, options, named)
+    return skipped, options, named
 
 
-def _records(source: Source, text: Iterable[str], dialect: _Dialect) -> Iterator[_Cells | BadRow]:
-    reader, first = csv.reader(text, **dialect.options), dialect.skipped + 1
+def _records(source: Source, text: Iterable[str], options: dict[str, Any], first: int) -> Iterator[_Cells | BadRow]:
+    """The records of a text whose lines are numbered from `first` on."""
+    reader = csv.reader(text, **options)
     while True:
         start = first + reader.line_num
         where = f"{source.where}, line {start}"
