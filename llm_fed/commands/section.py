@@ -97,7 +97,7 @@ def read_rows(
         from llm_fed import methods
         from llm_fed.settings import plugins
 
-        known = [*of_file, *methods.NAMES, *plugins.by_name(plugins.METHODS)]
+        known = [*of_file, *methods.NAMES, *plugins.names(plugins.METHODS)]
         for name in others:
             if name not in known and ":" not in name:
                 raise UserError(f"--methods: there is no row or method {name!r}{did_you_mean(name, known)}")
