@@ -5,7 +5,7 @@ what it learns of one half of them is scored on the other. The best one is score
 the order in which ties are broken:
 
     most frequent answer            of the training examples; among given options the one that was right most often
-    first option                    of those that an example has
+    first option                    of those that an example has, or that its prompt lists (`listed`)
     most frequent position          the option that stands where the right one stood most often
     all options                     one after another
     copy of the prompt              of a conversation the last text of the user
@@ -26,6 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
@@ -44,6 +45,9 @@ FEW = 12  # clients whose rules are named one by one
 MOST = 50  # training examples of a client on which its rules are scored
 
 Rule = Callable[[Example], str]  # the answer to an example
+_HEAD = re.compile(r"(?i)\b(?:options|choices)[ \t]*:[ \t]*(?P<line>[^\n]*)(?P<bullets>(?:\n[ \t]*[-*•] [^\n]*)*)")
+_BULLET = re.compile(r"\n[ \t]*[-*•] ")
+_SEPARATORS = ("|", ";", ",", "/", " or ")
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,10 @@ def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
     frequent = answers.most_common(1)[0][0]  # of equal counts the first that came
     rules: dict[str, Rule] = {"most frequent answer": lambda example: frequent}
     if find(metric).one_option:
-        rules |= _of_options(train)
+        rules |= _of_options(lambda example: example.options, train)
         return {name: rule for name, rule in rules.items() if name != "all options"}
     return {
-        **_of_options(train),
+        **_of_options(lambda example: example.options or listed(question(example)), train[:MOST]),
         **rules,
         "copy of the prompt": question,
         "last paragraph of the prompt": lambda example: re.split(r"\n\s*\n", question(example).strip())[-1],
@@ -133,23 +137,24 @@ def question(example: Example) -> str:
     return next((turn.content for turn in reversed(example.prompt) if turn.role == "user"), "")
 
 
-def _of_options(train: Sequence[Example]) -> dict[str, Rule]:
-    """Rules that choose among an example's options; the answer is empty where it has none. No rules where no training
-    example has options."""
-    if not any(example.options for example in train):
+def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]) -> dict[str, Rule]:
+    """Rules that choose among an example's options, which `of` finds; the answer is empty where it has none. No rules
+    where no training example has options."""
+    given = [(of(example), example.answers) for example in train]
+    if not any(options for options, _ in given):
         return {}
-    right = [pair for example in train for pair in enumerate(example.options) if pair[1] in example.answers]
+    right = [(index, text) for options, answers in given for index, text in enumerate(options) if text in answers]
     indices, rights = Counter(index for index, _ in right), Counter(text for _, text in right)
 
     def at_place(example: Example) -> str:
-        options = example.options
+        options = of(example)
         return options[max(range(len(options)), key=lambda index: indices[index])] if options else ""
 
     return {
-        "most frequent answer": lambda example: max(example.options, key=lambda text: rights[text], default=""),
-        "first option": lambda example: next(iter(example.options), ""),
+        "most frequent answer": lambda example: max(of(example), key=lambda text: rights[text], default=""),
+        "first option": lambda example: next(iter(of(example)), ""),
         "most frequent position": at_place,
-        "all options": lambda example: " ".join(example.options),
+        "all options": lambda example: " ".join(of(example)),
     }
 
 
@@ -166,3 +171,22 @@ def describe(line: Mapping[str, Any]) -> str:
         for name, clients in sorted(by_rule.items(), key=lambda item: -len(item[1]))
     ]
     return "; ".join(parts)
+
+
+@lru_cache(4096)  # a prompt is requested by several rules
+def listed(prompt: str) -> tuple[str, ...]:
+    """The options in a prompt, the last list of them; () where there are fewer than two: lines `- ...`, or words on one
+    line, after `OPTIONS:` or `Choices:`."""
+    for head in reversed(list(_HEAD.finditer(prompt))):
+        texts = _BULLET.split(head["bullets"])[1:] or _on_one_line(head["line"])
+        if len(texts) > 1:
+            return tuple(text.strip() for text in texts)
+    return ()
+
+
+def _on_one_line(line: str) -> list[str]:
+    for separator in _SEPARATORS:
+        if separator in line:
+            parts = (part.strip().removeprefix("or ").strip(" .'\"") for part in line.split(separator))
+            return [part for part in parts if part]
+    return []

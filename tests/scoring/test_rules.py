@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_fed.scoring import rules
-from llm_fed.scoring.rules import NAMES, best_rule
+from llm_fed.scoring.rules import NAMES, best_rule, listed
 from llm_fed.scoring.scores import METRICS, summarize
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import load
@@ -22,7 +22,7 @@ TEXT = [name for name, metric in METRICS.items() if metric.scores == "texts" and
 
 def flan(question: str, *options: str, right: str) -> Example:
     """As Flan lists its options."""
-    return Example(f"{question}\nOPTIONS:\n" + "\n".join(f"- {option}" for option in options), (right,), options)
+    return Example(f"{question}\nOPTIONS:\n" + "\n".join(f"- {option}" for option in options), (right,))
 
 
 def chosen(*options: str, right: str) -> Example:
@@ -158,6 +158,20 @@ def test_sorted_data_do_not_mislead():
     train = [Example(f"q{n}", ("rare",)) for n in range(100)] + [Example(f"word{n}", (f"word{n}",)) for n in range(300)]
     found = best_rule(train, [Example("new", ("new",))], "exact_match")
     assert found is not None and (found.name, found.score) == ("copy of the prompt", 100.0)
+
+
+@pytest.mark.parametrize(("prompt", "options"), [
+    ("Is it?\nOPTIONS:\n- yes\n- no", ["yes", "no"]),
+    ("Is it?\n\nOptions:\n * it is so \n * it is not\nAnswer:", ["it is so", "it is not"]),
+    ("Choose from the options: yes, no, or maybe.", ["yes", "no", "maybe"]),
+    ("Choices: 'good' | 'bad'\nText: fine", ["good", "bad"]),
+    ("Options: yes or no", ["yes", "no"]),
+    ("The options are open.", []),
+    ("Options:", []),
+    ("", []),
+])  # fmt: skip
+def test_options_in_a_prompt(prompt, options):
+    assert [*listed(prompt)] == options
 
 
 examples = st.builds(
