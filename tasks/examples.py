@@ -90,7 +90,7 @@ class Scheme:
             return _preference(row, roles, group)
         if "messages" in roles:
             value = cells.parsed(cells.held(row, roles["messages"]))
-            found = _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
+            found = _conversation(_with_system(row, roles, turns_of(value, row.where, roles["messages"])), group)
         else:
             found = self._answered(row, group)
         if "label" in roles:
@@ -103,7 +103,7 @@ class Scheme:
         requested, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
         if isinstance(requested, list) or (isinstance(right, list) and _is_talk(right)):
             talk = requested if _is_talk(requested) else _as_question(requested, row.where, prompt)
-            return _conversation(row, roles, _whole(row, roles, "answer", talk, right), group)
+            return _conversation(_whole(row, roles, "answer", talk, right), group)
         text = cells.as_text(requested, row.where, prompt)
         if "input" in roles:
             text = _with_context(row, roles["input"], text)
@@ -205,8 +205,7 @@ def _whole(
         preferences.check_prompt(_unsaid(requested, talk), talk, row.where, column)
     whole = talk if begins or requested is None else [*requested, *talk]
     said = column if begins else roles.get("prompt", column)
-    turns, system = turns_of(whole, row.where, said), cells.optional(row, roles.get("system"))
-    return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
+    return _with_system(row, roles, turns_of(whole, row.where, said))
 
 
 def _unsaid(requested: list[Message], answer: list[Message]) -> list[Message]:
@@ -215,15 +214,18 @@ def _unsaid(requested: list[Message], answer: list[Message]) -> list[Message]:
     return requested[1:] if roles[0] == "system" != roles[1] and len(requested) > 1 else requested
 
 
-def _conversation(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...], group: str) -> Example:
-    """A conversation, after the row's own system text if there is one; its last turn is the answer."""
+def _with_system(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """The turns after the row's own system text, if there is one."""
     system = cells.optional(row, roles.get("system"))
-    if system and turns[0].role != "system":
-        turns = (Turn("system", system), *turns)
-    elif system and turns[0].content != system:
+    if system and turns[0].role == "system" and turns[0].content != system:
         raise UserError(
             f"{row.where}: the column {roles['system']!r} and the first message are two system texts; keep one"
         )
+    return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
+
+
+def _conversation(turns: tuple[Turn, ...], group: str) -> Example:
+    """A conversation whose last turn is the answer."""
     return Example(turns[:-1], (turns[-1].content,), (), group, turns[-1].fields)
 
 

@@ -23,6 +23,7 @@ UNKNOWN = "unknown: "  # what a checksum begins with where there is none; the re
 _AT_ONCE = 8  # tensors that are read at the same time
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _CONSTANTS = (str, bytes, complex, tuple, frozenset, slice, types.CodeType)  # equal ones may be one object or several
+_PLAIN = (str, int, float, bool, bytes, dict, list, tuple, type(None))
 _DERIVED = {  # of a class: what says nothing of what it does, or follows from the rest
     "__abstractmethods__", "__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__orig_bases__",
     "__parameters__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl",
@@ -66,7 +67,8 @@ class _Values(pickle._Pickler):
         self._root = root, kind.__module__
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
-        parts = None if id(obj) in self.memo else _parts(obj, self)  # type: ignore[attr-defined]
+        known = type(obj) in _PLAIN or id(obj) in self.memo  # type: ignore[attr-defined]
+        parts = None if known else _parts(obj, self)
         if parts is None:
             super().save(obj, save_persistent_id)  # type: ignore[misc]
             return
