@@ -171,7 +171,7 @@ _parts.register(types.MappingProxyType, lambda proxy, values: [dict(proxy)])
 _parts.register(property, lambda own, values: [own.fget, own.fset, own.fdel])
 _parts.register(staticmethod | classmethod, lambda own, values: [own.__func__])
 _parts.register(functools.cached_property, lambda own, values: [own.func])
-_parts.register(functools._lru_cache_wrapper, lambda own, values: [own.__wrapped__])
+_parts.register(functools._lru_cache_wrapper, lambda own, values: None if values.is_others(own) else [own.__wrapped__])
 
 
 def _known(thing: Any) -> str:
