@@ -389,12 +389,12 @@ def _lengths(
     if known.tokenizer is None:
         return None, "", []
     context = known.context
-    by_client = survey.lengths(seen.sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
+    by_client, note = survey.lengths(seen.sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
     found, whole = survey.limits(by_client, context), sorted(length for own in by_client.values() for length, _ in own)
     words = f"{whole[(len(whole) - 1) // 2]} tokens (median), {whole[-1]} at most"
     words += f", of a sample of {len(whole):,}" if len(whole) < total else ""
     words += f" (the context of the base is {context})" if context else ""
-    warnings = []
+    warnings = [note] if note else []
     if found.skipped:
         most = sorted(found.skipped.items(), key=lambda item: -item[1])
         whose = listed([f"{count} of {id}" for id, count in most], SHOWN)

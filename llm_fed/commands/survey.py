@@ -79,10 +79,10 @@ def number(data: TaskData) -> int:
 
 def lengths(
     chosen: Mapping[str, Sequence[Example]], tokenizer: PreTrainedTokenizerBase, template: str, rows: int | None = None
-) -> dict[str, list[tuple[int, int]]]:
-    """By client the tokens of each example, as it will be trained, and of its answer alone. UserError: an example
-    cannot fill the template, or has a token without an embedding. `rows`: of the base's embedding, if they are
-    known."""
+) -> tuple[dict[str, list[tuple[int, int]]], str]:
+    """By client the tokens of each example, as it will be trained, and of its answer alone; and what is not read as it
+    stands, in words. UserError: an example cannot fill the template, or has a token without an embedding. `rows`: of
+    the base's embedding, if they are known."""
     from llm_fed.kinds.encoding import Encoder  # seconds
 
     pairs = all(each.rejected for examples in chosen.values() for each in examples)
@@ -91,7 +91,7 @@ def lengths(
     return {
         client: [(each.whole, each.whole - each.prompt) for each in encoder.lengths(own)]
         for client, own in chosen.items()
-    }
+    }, encoder.note()
 
 
 def are_labels(chosen: Sequence[Example]) -> bool:

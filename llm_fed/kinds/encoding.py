@@ -23,7 +23,7 @@ from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.tasks import preferences
 from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, select, text_of
 from llm_fed.tasks.control import THINK, answer_of, reasoning, without_surrogates
-from llm_fed.tasks.templates import encode_prompt, encoded, template_of
+from llm_fed.tasks.templates import as_turns, encode_prompt, encoded, template_of
 
 MOST = 2**16  # examples whose tokens are kept, those that were looked at last; of 250 tokens they take 0.7 GiB
 ABILITY_TOKENS = 128  # of a paragraph of `eval.ability`, which is cut there; most have 80
@@ -67,6 +67,7 @@ class Encoder:
         self.none_fits: list[str] = []
         self._trained = lru_cache(MOST)(lambda example: self._item(self.objective.name, example))
         self._queried = lru_cache(MOST)(self._query)
+        self._untrained = 0  # messages of the assistant that are no targets
         self._not_compared = 0  # examples that are asked, whose given answers are too long
         measured = config.eval.ability and not self.objective.preferences
         self._ability = self._fixed_text() if measured else ()
@@ -93,14 +94,14 @@ class Encoder:
 
     def lengths(self, examples: Sequence[Example]) -> list[Length]:
         """How long examples are."""
-        preferences.check(self.objective.name, examples)
+        self._check(examples)
         return [self._length(example) for example in examples]
 
     def training(
         self, client: str, split: str, examples: Sequence[Example], required: bool = True
     ) -> Sequence[Trained]:
         """What training sees: prompt and response together. Without `required` nothing is said of what does not fit."""
-        preferences.check(self.objective.name, examples)
+        self._check(examples)
         chosen = []
         for example in examples:
             found = self._item(self.objective.name, example) if example.answers else None
@@ -115,7 +116,7 @@ class Encoder:
         self, client: str, split: str, examples: Sequence[Example], limit: int | None = None
     ) -> Sequence[Query]:
         """What evaluation asks: of the examples whose prompt fits, the first `limit`."""
-        preferences.check(self.objective.name, examples)
+        self._check(examples)
         skips, most = self.task.too_long == "skip", self.task.max_length
         indices: list[int] = []
         lengths: list[Length] = []
@@ -147,7 +148,7 @@ class Encoder:
         return found
 
     def note(self) -> str:
-        """What was left out, in words; empty where nothing was."""
+        """What was left out, and what is not learned from, in words; empty where nothing was."""
         counts = " and ".join(f"{count} {split}" for split, count in self.skipped.items())
         said = [f"{counts} examples are longer than {self.task.max_length} tokens and are left out"] if counts else []
         if self._not_compared:
@@ -155,6 +156,8 @@ class Encoder:
                 f"preference_accuracy leaves out {self._not_compared} examples whose given answers do not fit into "
                 f"{self.task.max_length} tokens; task.too_long=cut-end cuts them"
             )
+        if self._untrained:
+            said.append(f"{self._untrained} messages of the assistant (weight=0, train=false) are not learned from")
         return "; ".join(said)
 
     def _train(self, examples: Sequence[Example], index: int) -> Trained:
@@ -165,6 +168,12 @@ class Encoder:
         if isinstance(item, Judged):
             before = self._trained(examples[index - 1])
         return beside(item, before.text, self.task.max_length) if isinstance(before, Judged) else item
+
+    def _check(self, examples: Sequence[Example]) -> None:
+        """Refuse what the objective does not learn from, and count what is not learned from."""
+        preferences.check(self.objective.name, examples)
+        turns = (turn for example in examples if not example.rejected for turn in as_turns(example.prompt))
+        self._untrained += sum(turn.role == "assistant" and not turn.trained for turn in turns)
 
     def _count(self, client: str, split: str, seen: int, fitting: int) -> None:
         if seen > fitting:

@@ -124,6 +124,9 @@ def test_what_is_read_otherwise_and_what_is_not_learned_from():
     ]
     assert [query.answers for query in made.queries("c", "test", odd)] == [("w3",), ("</s> w3",), ("\ufffd",), ("w7",)]
     assert made.note() == ""
+    talk = (Turn("user", "w2"), Turn("assistant", "w3", trained=False), Turn("user", "w4"))
+    assert made.lengths([Example(talk, ("w5",)), Example("w2", ("<think> w6 </think>",))])
+    assert made.note() == "1 messages of the assistant (weight=0, train=false) are not learned from"
 
 
 def test_a_token_without_an_embedding_is_named():
