@@ -6,6 +6,7 @@ JSON has an object a line, one array, objects over several lines, or one object 
 [{"question": "Which ward?", "answer": "Surgery."}, ...]
 {"data": [{"question": "Which ward?", "answer": "Surgery."}, ...], "version": 2}
 {"train": [{...}, ...], "test": [{...}, ...]}
+{"question": {"0": "Which ward?", ...}, "answer": {"0": "Surgery.", ...}}        pandas, DataFrame.to_json
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ _SPLIT = "split"  # the column that says the split of rows under a key of that n
 _NEXT = re.compile(r"\S")
 _ERRORS = (ValueError, RecursionError)  # also of numbers with thousands of digits, and of brackets without an end
 _NEED = "need one object a line, or one array"
+# How cells are quoted where doubled quotation marks do not fit, and what is said of it.
+_QUOTED: dict[str, dict[str, Any]] = {
+    "with backslashes before quotation marks": {"doublequote": False, "escapechar": "\\"},
+    "without quotation marks around texts": {"quoting": csv.QUOTE_NONE},
+}
 csv.field_size_limit(2**31 - 1)  # by default a cell may have 131,072 letters
 
 
@@ -62,7 +68,8 @@ def csv_rows(source: Source, data: DataFile) -> Rows:
 def _dialect_of(head: str, usual: str) -> tuple[int, dict[str, Any], str]:
     """(lines before the header, options of csv.reader, what is special) of a table that begins with this text. The
     separator is the one that makes most columns of the first line, or what Excel says in a line `sep=;`. Lines of one
-    column are parted by nothing, so that their texts may hold commas. The `usual` separator needs no remark."""
+    column are parted by nothing, so that their texts may hold commas. Where doubled quotation marks do not fit the
+    first lines, another way of quoting counts if it fits all of them. The `usual` separator needs no remark."""
     lines = list(io.StringIO(head, newline=""))
     skipped = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
     first, separator = "".join(lines[skipped : skipped + 1]), ""
@@ -73,7 +80,36 @@ def _dialect_of(head: str, usual: str) -> tuple[int, dict[str, Any], str]:
     blanks = first.count(separator) > 0 and first.count(separator) == first.count(f"{separator} ")
     options = {"delimiter": separator, "skipinitialspace": blanks, "strict": True}
     named = "" if separator in (usual, ",", NOTHING) else f"with {SEPARATORS.get(separator, repr(separator))}"
+    records = lines[skipped:]
+    if '"' in head and not _fits(records, options):
+        for remark, quoting in _QUOTED.items():
+            other = options | quoting
+            if "escapechar" in quoting and '\\"' not in head:
+                continue
+            if _fits(records, other) and ("escapechar" in quoting or _is_bare(records, other)):
+                return skipped, other, ", ".join(filter(None, (named, remark)))
     return skipped, options, named
+
+
+def _is_bare(lines: Sequence[str], options: dict[str, Any]) -> bool:
+    """Whether cells that begin with a quotation mark mostly do not end with one."""
+    cells = [cell.strip() for record in csv.reader(lines, **options) for cell in record]
+    cells = [cell for cell in cells if cell.startswith('"')]
+    return sum(len(cell) < 2 or not cell.endswith('"') for cell in cells) > len(cells) / 2
+
+
+def _fits(lines: Sequence[str], options: dict[str, Any]) -> bool:
+    """Whether all records have equally many cells, but for a last one that is cut off."""
+    reader, widths = csv.reader(lines, **options), set[int]()
+    while True:
+        try:
+            widths.add(len(next(reader)))
+        except StopIteration:
+            break
+        except csv.Error as error:
+            if "unexpected end of data" not in str(error):
+                return False
+    return len(widths - {0}) <= 1
 
 
 def _records(source: Source, text: Iterable[str], options: dict[str, Any], first: int) -> Iterator[_Cells | BadRow]:
@@ -89,8 +125,7 @@ def _records(source: Source, text: Iterable[str], options: dict[str, Any], first
         except csv.Error as error:
             if "unexpected end of data" in str(error):
                 raise UserError(f"{where}: malformed CSV (a quotation mark that is opened here has no end)") from error
-            said = f"malformed CSV ({error}); put the text in quotation marks, and double those within it"
-            yield BadRow(where, said, first + reader.line_num - start)
+            yield BadRow(where, f"malformed CSV ({error})", first + reader.line_num - start)
             continue
         lines = first + reader.line_num - start
         if any(map(formats.damaged, cells)):
@@ -251,6 +286,7 @@ def _values(source: Source, text: str) -> list[Cell]:
 
 def _contained(source: Source, record: dict[str, Any]) -> list[Cell]:
     """The rows that a whole file holds as one object; by default the object itself."""
+    values = list(record.values())
     lists = {key: value for key, value in record.items() if isinstance(value, list) and value}
     if any(isinstance(value[0], dict) and {"role", "from"} & value[0].keys() for value in lists.values()):
         return [record]  # it is itself a row, whose list holds messages
@@ -263,4 +299,14 @@ def _contained(source: Source, record: dict[str, Any]) -> list[Cell]:
         beside = [key for key, value in record.items() if key not in of_rows and isinstance(value, list | dict)]
         source.remark(f"without what stands beside its rows ({', '.join(beside)})" if beside else "")
         return next(iter(of_rows.values()))
+    if {"columns", "data"} <= lists.keys() and all(isinstance(row, list) for row in lists["data"]):
+        return [dict(zip(map(str, lists["columns"]), row, strict=False)) for row in lists["data"]]
+    if values and all(isinstance(value, dict) and value and value.keys() == values[0].keys() for value in values):
+        keys = list(values[0])
+        if all(key.isdecimal() for key in keys):
+            return [{name: value[key] for name, value in record.items()} for key in keys]
+        if len(values) > 1 or all(key.isdecimal() for key in record):
+            return values
+    if len(record) == len(lists) > 1 and len({len(value) for value in values}) == 1:
+        return [dict(zip(record, row, strict=True)) for row in zip(*values, strict=True)]
     return [record]

@@ -44,7 +44,7 @@ NAMES = {  # usual names of columns
 }  # fmt: skip
 SPLITS = {"train": ("train", "TRAIN", "training"), "validation": ("validation", "val", "dev"), "test": ("test", "Test")}
 KINDS = (
-    "jsonl", "ndjson", "array", "pretty", "objects", "key", "csv", "tsv", "parquet", "arrow",
+    "jsonl", "ndjson", "array", "pretty", "objects", "key", "columns", "by number", "csv", "tsv", "parquet", "arrow",
     "xlsx",
 )  # fmt: skip
 EXCEL = importlib.util.find_spec("openpyxl") is not None
@@ -283,9 +283,11 @@ def _json(values: list[dict[str, Any]], kind: str, form: Form) -> str:
         return "\n".join(json.dumps(row, indent=1, ensure_ascii=False) for row in values)
     trees: dict[str, Any] = {
         "array": values, "pretty": values, "key": {"version": 1, "rows": values},
+        "columns": {name: {str(i): row[name] for i, row in enumerate(values)} for name in values[0]},
+        "by number": {str(i): row for i, row in enumerate(values)},
     }  # fmt: skip
     if kind in trees:
-        text = json.dumps(trees[kind], indent=2 if kind == "pretty" else None, ensure_ascii=False)
+        text = json.dumps(trees[kind], indent=2 if kind == "pretty" else None, ensure_ascii=kind == "columns")
         return text.replace("\n", form.ends) if kind == "pretty" else text
     end = form.ends * (2 if form.blank else 1)
     return "".join(json.dumps(row, ensure_ascii=False) + end for row in values)

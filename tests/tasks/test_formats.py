@@ -69,6 +69,10 @@ CLEAN = {
     "an array in one line": ("a.json", json.dumps([ROW])),
     "an object over several lines": ("a.json", json.dumps(ROW, indent=2)),
     "rows under one key": ("a.json", json.dumps({"version": 2, "data": [ROW]})),
+    "columns of rows, as pandas writes": ("a.json", json.dumps({key: {"0": value} for key, value in ROW.items()})),
+    "lists of columns": ("a.json", json.dumps({key: [value] for key, value in ROW.items()})),
+    "columns and data": ("a.json", json.dumps({"columns": [*ROW], "index": [0], "data": [[*ROW.values()]]})),
+    "rows by their number": ("a.json", json.dumps({"0": ROW})),
     "Parquet": ("a.parquet", parquet(**{key: [value] for key, value in ROW.items()})),
     "an Arrow file": ("a.arrow", arrow(stream=False)),
     "an Arrow stream": ("a.arrow", arrow(stream=True)),
@@ -94,6 +98,16 @@ TOLD = {
     "bars": ("a.csv", CSV.replace(",", "|"), "with vertical bars"),
     "tabs in a CSV": ("a.csv", CSV.replace(",", "\t"), "with tabs"),
     "what Excel says of its separator": ("a.csv", "sep=;\r\n" + CSV.replace(",", ";"), "with semicolons"),
+    "quotation marks that are text": (
+        "a.tsv",
+        'question\tanswer\n"Where" to?\tZürich\n',
+        "without quotation marks around texts",
+    ),
+    "backslashes before quotation marks": (
+        "a.csv",
+        'question,answer\n"\\"Where\\" to?","Zürich"\n',
+        "with backslashes before quotation marks",
+    ),
     "Windows-1252": ("a.csv", CSV.encode("cp1252"), "as Windows-1252 (e.g. Zürich)"),
     "Windows-1252 in JSON": ("a.jsonl", JSONL.encode("cp1252"), "as Windows-1252 (e.g. Zürich)"),
     "Windows-1252 in an array": ("a.json", f"[{JSONL}]".encode("cp1252"), "as Windows-1252 (e.g. Zürich)"),
@@ -109,14 +123,13 @@ TOLD = {
 @pytest.mark.parametrize("what", TOLD)
 def test_what_had_to_be_found_out_is_read_and_told(tmp_path, what):
     name, content, remark = TOLD[what]
-    assert read(tmp_path / name, content) == ([ROW], [remark])
+    row = ROW | ({"question": '"Where" to?'} if "quotation" in what else {})
+    assert read(tmp_path / name, content) == ([row], [remark])
 
 
 @pytest.mark.parametrize(
     "name, content, parts",
     [
-        ("a.csv", 'question,answer\n"\\"Where\\" to?","Zürich"\n', ["line 2: malformed CSV", "double those within"]),
-        ("a.tsv", 'question\tanswer\n"Where" to?\tZürich\n', ["line 2: malformed CSV", "double those within"]),
         ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ["old Excel workbook", ".xlsx"]),
         ("a.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ["Git LFS", "git lfs pull"]),
         ("a.jsonl", "<!DOCTYPE html>\n<html>", ["web page"]),
