@@ -63,7 +63,7 @@ FLAGS = {
 }  # fmt: skip
 LARGE = [  # what no help needs
     "torch", "transformers", "datasets", "peft", "accelerate", "bitsandbytes", "evaluate", "flwr", "httpx",
-    "huggingface_hub", "matplotlib", "numpy", "pandas", "pyarrow", "PIL", "rouge_score", "jinja2",
+    "huggingface_hub", "matplotlib", "numpy", "pandas", "pyarrow", "PIL", "rouge_score", "jinja2", "omegaconf",
     "pydantic",
 ]  # fmt: skip
 KEYS = ["metric", "clients", "mean", "std", "worst_half", "loss", "losses"]

@@ -332,3 +332,10 @@ def test_odd_names_through_a_run_and_back(small, llm_fed, tmp_path):
     assert again.code == 0 and "is complete" in again.err
     scored = llm_fed("eval", tmp_path / "run", "--json")
     assert scored.code == 0 and tuple(json.loads(scored.out)["clients"]) == saved.task.groups
+
+
+def test_a_reference_into_a_list_without_references(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("rounds: ${checkpoint.keep_rounds[1]}\ncheckpoint: {keep_rounds: [2, 3]}\n")
+    config = configfile.load(path, [])
+    assert (config.rounds, config.checkpoint.keep_rounds) == (3, (2, 3))

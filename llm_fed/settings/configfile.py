@@ -1,6 +1,6 @@
 """Configurations as text: YAML plus `key=value` words in, plain values out. Unknown keys and wrong types are refused.
 
-`${rounds}` is what another key has, and `${oc.env:NAME,default}` a path from the environment.
+`${rounds}` is what another key has, and `${oc.env:NAME,default}` a path from the environment; OmegaConf looks them up.
 A text is a reference only if it names a key of a configuration, or the environment: `${amount}` in a template is text.
 In a number or a path `${` always begins a reference, so a mistyped one is an error.
 """
@@ -11,11 +11,15 @@ import copy
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from llm_fed.basics import documents
 from llm_fed.basics.documents import Spelled, Tree, Word, plain, text_of
@@ -34,7 +38,8 @@ from llm_fed.settings import (
 from llm_fed.settings.config import Config, check_together
 
 Section = TypeVar("Section")
-_REFERENCE = re.compile(r"\$\{(?:oc\.env:(?P<name>[^{},]*)(?:,(?P<default>[^{}]*))?|(?P<key>[^{}]*))\}")
+Index = tuple[str | int, ...]  # keys, and positions in lists
+_REFERENCE = re.compile(r"\$\{(?:oc\.env:[^{}]*|([a-z_]+(?:\.\w+)*))\}")
 
 
 def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
@@ -60,14 +65,22 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
         raise UserError(
             f"{path} does not set {' and '.join(missing)}; give {' '.join(f'{key}=...' for key in missing)}"
         )
-    return from_dict(_resolved(tree, [str(path), *words]))
+    try:
+        tree = _resolved(tree)
+    except UserError as error:
+        raise UserError(f"cannot use {' '.join([str(path), *words])}: {error}") from error
+    return from_dict(tree)
 
 
 def overlay(config: Config, words: Sequence[str], where: str) -> Config:
     """A configuration with `key=value` words (dotted keys) that take precedence, checked as by `load`; `where` is what
     the words stand after, for messages."""
     keys_of(words, where)
-    return from_dict(merged(as_dict(config), _resolved(_tree(words, where), words)))
+    try:
+        preferred = _resolved(_tree(words, where))
+    except UserError as error:
+        raise UserError(f"cannot use {' '.join(words)}: {error}") from error
+    return from_dict(merged(as_dict(config), preferred))
 
 
 def keys_of(words: Sequence[str], where: str) -> list[str]:
@@ -96,7 +109,7 @@ def read(path: str | Path) -> dict[str, Tree]:
 
 def created(tree: Mapping[str, Any]) -> dict[str, Tree]:
     """Nested values as `read` would give them; UserError for a value that no file could hold."""
-    made = documents.created(tree)
+    made = documents.created(OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else tree)
     assert isinstance(made, dict)
     return made
 
@@ -227,12 +240,30 @@ def check_keys(given: Mapping[str, Tree], known: list[str], where: str) -> None:
             raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")
 
 
+def _variable(name: str, default: str | None = "") -> str | None:
+    """`${oc.env:NAME,default}`: a path from the environment. Other values are refused, since a file of settings may be
+    somebody else's, and what it reads is stored in the run folder: no token is a file or folder that exists."""
+    value = os.environ.get(name)
+    if value is None and default != "":
+        return default
+    if value is None or not Path(value).exists():
+        raise ValueError(f"{name} is not an existing path, and only paths are read from the environment")
+    return value
+
+
+# OmegaConf 2.4 warns of the one, and 2.3 means something older by the other.
+if "replace" in signature(OmegaConf.register_resolver).parameters:
+    OmegaConf.register_resolver("oc.env", _variable, replace=True)
+else:
+    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+
+
 def is_reference(key: str, text: str) -> bool:
     """Whether a text that is the value of this dotted key is looked up."""
     if "${" in text and (key in paths.KEYS or not _may_be_text(key)):
         return True
     named = _REFERENCE.search(text)
-    return bool(named and (named["key"] is None or hint_of(Config, named["key"].split(".")) is not None))
+    return bool(named and (named[1] is None or hint_of(Config, named[1].split(".")) is not None))
 
 
 def _may_be_text(key: str) -> bool:
@@ -240,41 +271,44 @@ def _may_be_text(key: str) -> bool:
     return hint is None or is_text(hint)
 
 
-def _resolved(tree: dict[str, Tree], given: Sequence[str]) -> dict[str, Tree]:
-    """Nested values with what their references stand for. UserError: there is no such key, or no such path, in what was
-    `given`."""
-    known = flat(tree)
-
-    def resolved(key: str, value: Tree, above: Sequence[str] = ()) -> Tree:
-        if isinstance(value, dict):
-            return {name: resolved(f"{key}.{name}" if key else name, each, above) for name, each in value.items()}
-        if isinstance(value, list):
-            return [resolved(key, each, above) for each in value]
-        text, of_shell = text_of(value) or "", isinstance(value, Word) and key not in paths.KEYS and _may_be_text(key)
-        if of_shell or not is_reference(key, text):  # the shell has variables of its own
-            return value
-        if key in above:
-            raise UserError(f"cannot use {' '.join(given)}: {key} refers to itself")
-
-        def meant(match: re.Match[str]) -> Tree:
-            if match["key"] is None:
-                return _variable(f"cannot use {' '.join(given)}: {key}", match["name"].strip(), match["default"])
-            if match["key"] not in known:
-                raise UserError(f"cannot use {' '.join(given)}: {key}: {match[0]} names no key that is set here")
-            return resolved(match["key"], known[match["key"]], (*above, key))
-
-        whole = _REFERENCE.fullmatch(text)
-        return meant(whole) if whole else _REFERENCE.sub(lambda match: str(meant(match)), text)
-
-    return {key: resolved(key, value) for key, value in tree.items()}
+def _resolved(tree: dict[str, Tree]) -> dict[str, Tree]:
+    """Nested values with what their references stand for. UserError: there is no such key, or no such path."""
+    leaves = {index: leaf for index, leaf in _leaves(tree) if "${" in (text_of(leaf) or "")}
+    found = {index: text_of(leaf) for index, leaf in leaves.items() if _is_reference(index, leaf)}
+    if not found:
+        return tree
+    masked = plain(tree)
+    for index in leaves:  # to OmegaConf each is a reference; one that is none cannot be referred to
+        _at(masked, index[:-1])[index[-1]] = found.get(index, "???")
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(masked), resolve=True)
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if error.full_key else ""
+        reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).partition("\n")[0])
+        raise UserError(key + one_line(reason)) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(one_line(str(error))) from error
+    for index in found:
+        _at(tree, index[:-1])[index[-1]] = documents.created(_at(values, index))
+    return tree
 
 
-def _variable(where: str, name: str, default: str | None) -> Tree:
-    """`${oc.env:NAME,default}`: a path from the environment. Other values are refused, since a file of settings may be
-    somebody else's, and what it reads is stored in the run folder: no token is a file or folder that exists."""
-    value = os.environ.get(name)
-    if value is None and default is not None:
-        return documents.word(default.strip())
-    if value is None or not os.path.exists(value):
-        raise UserError(f"{where}: {name} is not an existing path, and only paths are read from the environment")
-    return value
+def _leaves(tree: Tree, index: Index = ()) -> Iterator[tuple[Index, Tree]]:
+    if not isinstance(tree, dict | list):
+        yield index, tree
+        return
+    for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from _leaves(inner, (*index, key))
+
+
+def _is_reference(index: Index, leaf: Tree) -> bool:
+    key = ".".join(part for part in index if isinstance(part, str))
+    if isinstance(leaf, Word) and key not in paths.KEYS and _may_be_text(key):
+        return False  # the shell has its own variables
+    return is_reference(key, text_of(leaf) or "")
+
+
+def _at(tree: Any, index: Index) -> Any:
+    for part in index:
+        tree = tree[part]
+    return tree
