@@ -22,7 +22,7 @@ from llm_fed.method.site import Data
 from llm_fed.models import ranks
 from llm_fed.models.structure import Structure
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import check_options, check_pairs, notes_on_length
+from llm_fed.scoring.evaluation import check_options, check_pairs, notes_on_length, notes_on_scores
 from llm_fed.scoring.scores import find
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -112,7 +112,7 @@ def build(
             "eval.ability=true is measured of language models that learn answers or texts, and neither of labels and "
             "pictures nor with preferences; leave it out"
         )
-    for note in notes_on_length(sites, config.eval.max_new_tokens).values():
+    for note in [*notes_on_scores(sites, metric), *notes_on_length(sites, config.eval.max_new_tokens).values()]:
         reporter.note_once(f"warning: {note}")
     taking_part.check_lengths([*clients.values(), server] if every else [server])
     clients = clients if every else taking_part.choose(clients, method)

@@ -25,7 +25,7 @@ from llm_fed.commands.known_base import KnownBase, Tell, rates_of
 from llm_fed.kinds.sequences import head_for, named_labels
 from llm_fed.models import loading
 from llm_fed.models.families import writes
-from llm_fed.scoring.rules import known_answers
+from llm_fed.scoring.duplicates import known_answers, near_duplicates
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import Reading
@@ -125,6 +125,7 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         **about_clients(data, chosen),
         "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
         **seen.remarks,
+        "alike": near_duplicates(data).words(),
         "look-up": known_answers((client.train, client.test) for client in data.clients.values()),
         "lengths": about_lengths,
         "answers": answers,
@@ -177,6 +178,7 @@ def _draft_labelled(path: Path, given: UserChoices, base: str, known: KnownBase)
         "answers": "a number for each text, scored by Pearson's correlation" if numbers
         else "one label for each text, scored by accuracy",
         "lengths": about_lengths,
+        "alike": "" if any(example.pair for example in examples) else near_duplicates(data).words(),
     }  # fmt: skip
     written = list(data.labels) if not numbers and len(data.labels) <= MOST_LABELS else None
     work = Workload.of(survey.sizes(data), LABEL_PASSES, LABEL_BATCH)

@@ -17,8 +17,9 @@ from llm_fed.eval.warning import Examples
 from llm_fed.federation.loop import log_base
 from llm_fed.runs.folder import EXAMPLES, Run
 from llm_fed.runs.records import comparable, read_records
+from llm_fed.scoring.duplicates import known_answers
 from llm_fed.scoring.metrics import Prediction
-from llm_fed.scoring.rules import BestRule, best_rule, known_answers
+from llm_fed.scoring.rules import BestRule, best_rule
 from llm_fed.scoring.scores import Summary, summarize
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict

@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from llm_fed.scoring.scores import (
     score,
     score_each,
     summarize,
+    without_credit,
 )
 from llm_fed.tasks.common import AnswerPair, Example, labels_of
 
@@ -133,7 +134,7 @@ async def measure(
         value = compared.loss if compared and client.objective.preferences else None
         if value is None and loss:
             value = await client.loss_of_answers(theta, queries)
-        beside = {PREFERENCE: compared.score, **compared.beside} if compared else {}
+        beside = {PREFERENCE: compared.accuracy, "margin": compared.margin} if compared else {}
         measured = Measured(score(metric, predictions, references), value, beside=beside, predictions=predictions)
     return replace(measured, examples=tuple(score_each(metric, predictions, references))) if each else measured
 
@@ -150,11 +151,11 @@ async def _preferred(client: Site, theta: State, queries: Sequence[Query], split
     known = await preferences(client, theta, queries)
     if known is None:
         raise UserError(f"client {client.id} has no pair that fits into task.max_length; raise it")
-    if split != "test":
-        return known
-    predictions = await client.generate(theta, [query.prompt for query in queries])
-    good = {OF_ANSWERS: score(OF_ANSWERS, predictions, [query.answers for query in queries])}
-    return replace(known, beside={**known.beside, **good}, predictions=predictions)
+    beside, predictions = {"margin": known.margin}, list[str]()
+    if split == "test":
+        predictions = await client.generate(theta, [query.prompt for query in queries])
+        beside[OF_ANSWERS] = score(OF_ANSWERS, predictions, [query.answers for query in queries])
+    return Measured(known.accuracy, known.loss, known.examples, beside, predictions)
 
 
 async def score_split(client: Site, theta: State, split: str) -> float:
@@ -181,9 +182,17 @@ def _classified(read: str, logits: Tensor, right: Tensor) -> tuple[list[float], 
     return logits.argmax(-1).tolist(), float(cross_entropy(logits, right))
 
 
-async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> Measured | None:
-    """What a model prefers, of the queries that have a pair, with the loss of the run's objective, and of sft dpo's;
-    None where none has."""
+class PreferenceScores(NamedTuple):
+    """Of a client's examples."""
+
+    accuracy: float  # 0-100
+    margin: float
+    loss: float  # by the run's objective; of sft by dpo's
+    examples: tuple[float, ...] = ()  # the accuracy of each, 0-100
+
+
+async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> PreferenceScores | None:
+    """What a model prefers, of the queries that have a pair; None where none has."""
     pairs = [query.pair for query in queries if query.pair is not None]
     if not pairs:
         return None
@@ -200,8 +209,7 @@ async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> M
     right = torch.where(signed.abs() <= least, 0.5, (signed > 0).double())
     losses = preference_losses(objective, of)
     examples = tuple((100 * right).tolist())
-    margin = {"margin": float(signed.mean())}
-    return Measured(100 * float(right.mean()), float(losses.mean()), examples, margin)
+    return PreferenceScores(100 * float(right.mean()), float(signed.mean()), float(losses.mean()), examples)
 
 
 def check_pairs(client: str, data: Data) -> None:
@@ -229,6 +237,28 @@ def _longer(example: Example) -> float:
     """1 where the chosen answer is the longer one in letters, 0 where the other is, 0.5 for equal ones."""
     one, other = len(example.answers[0]), len(example.rejected[-1].content)
     return 0.5 if one == other else float(one > other)
+
+
+def notes_on_scores(sites: Collection[Site], metric: str) -> list[str]:
+    """A sentence for each split that has examples which score 0 whatever is answered. UserError for a reference that
+    the metric cannot read."""
+    notes = []
+    for split in dict.fromkeys(split for site in sites for split in site.data.queries):
+        answers, clients = [], []
+        for site in sites if find(metric).scores == "texts" else ():
+            queries = site.data.queries.get(split, ())
+            for each in getattr(queries, "examples", queries):  # whose tokens are not needed, see `Encodings`
+                if isinstance(each, Example | Query):
+                    answers.append(each.answers)
+                    clients.append(site.id)
+        if worthless := without_credit(metric, answers):
+            first = worthless[0]
+            notes.append(
+                f"{len(worthless)} of {len(answers)} {split} examples score 0 under {metric} whatever is answered, "
+                f"since {metric} finds too little in their references to compare, e.g. {answers[first][0][:60]!r} of "
+                f"client {clients[first]}; use exact_match (eval.metric=exact_match), which compares whole texts"
+            )
+    return notes
 
 
 def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from llm_fed.basics.errors import UserError
@@ -125,6 +126,12 @@ def commonsense_accuracy(said: Texts, right: Right) -> float:
     )
 
 
+def ends_in_its_answer(reference: str) -> bool:
+    """Whether an answer that equals this reference is right under `commonsense_accuracy`: the first answer in it must
+    be its last word."""
+    return _extracted(reference, _kind_of(reference)) == reference.split()[-1]
+
+
 def _extracted(text: str, kind: str) -> str | None:
     """The first answer of this kind in the text, None where there is none; as in LLM-Adapters upper case does not
     match and word borders do not count ("answer10" holds answer1)."""
@@ -185,3 +192,11 @@ def rouge(kind: str, said: Texts, right: Right) -> float:
 
     score = RougeScorer([kind], tokenizer=Tokenizer()).score_multi
     return _share(score(texts, text)[kind].fmeasure for text, texts in zip(said, right, strict=True))
+
+
+def has_words(number: int, text: str) -> bool:
+    """Whether a text has so many tokens of ROUGE: an answer that equals it scores above 0 only with one, under ROUGE-2
+    with two."""
+    from llm_fed.scoring.rouge import TOKEN, normalise
+
+    return len(list(islice(TOKEN.finditer(normalise(text)), number))) == number

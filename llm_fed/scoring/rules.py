@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
@@ -34,7 +34,7 @@ import numpy as np
 
 from llm_fed.scoring.evaluation import by_length
 from llm_fed.scoring.scores import CLASSIFIED, find, score, score_each
-from llm_fed.tasks.common import Example, plain
+from llm_fed.tasks.common import Example
 
 NAMES = (
     "most frequent answer", "first option", "most frequent position", "all options", "copy of the prompt",
@@ -48,6 +48,7 @@ Rule = Callable[[Example], str]  # the answer to an example
 _HEAD = re.compile(r"(?i)\b(?:options|choices)[ \t]*:[ \t]*(?P<line>[^\n]*)(?P<bullets>(?:\n[ \t]*[-*•] [^\n]*)*)")
 _BULLET = re.compile(r"\n[ \t]*[-*•] ")
 _SEPARATORS = ("|", ";", ",", "/", " or ")
+_MARK = re.compile(r"\((?P<inner>[A-Za-z]|\d{1,2})\)[ \t]+|(?m:^[ \t]*)(?P<outer>[A-Z]|\d{1,2})[).:][ \t]+")
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,8 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
     by_name = dict.fromkeys(NAMES, 0.0)
     for fitted, others in ((first, second), (second, first)):
         seen = others[: MOST // 2]
-        for name, rule in rules_of(fitted, metric).items():
-            value = score(metric, [rule(example) for example in seen], [example.answers for example in seen])
-            by_name[name] += 0.0 if math.isnan(value) else value * len(seen)  # then it speaks for no rule
+        for name, value in _scores(rules_of(fitted, metric), seen, metric).items():
+            by_name[name] += value * len(seen)
     rules = rules_of(train, metric)
     best = max(rules, key=lambda name: by_name[name])  # of equal ones the first
     answered, answers = [rules[best](example) for example in test], [example.answers for example in test]
@@ -97,6 +97,18 @@ def _constant(labels: Sequence[float], metric: str, read: str) -> tuple[str, flo
     return "most frequent class" if best == by_frequency[0] else "one class for all", best
 
 
+def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str) -> dict[str, float]:
+    known: dict[tuple[str, ...], float] = {}  # by the answers, as rules often agree on all of them
+    scores = {}
+    for name, rule in rules.items():
+        said = tuple(map(rule, examples))
+        if said not in known:
+            value = score(metric, said, [example.answers for example in examples])
+            known[said] = 0.0 if math.isnan(value) else value  # then it speaks for no rule
+        scores[name] = known[said]
+    return scores
+
+
 def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
     """The rules for text that apply to a client's examples, by name, in the order in which ties are broken."""
     answers = Counter(example.answers[0] for example in train)
@@ -111,23 +123,6 @@ def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
         "copy of the prompt": question,
         "last paragraph of the prompt": lambda example: re.split(r"\n\s*\n", question(example).strip())[-1],
     }
-
-
-def known_answers(sites: Iterable[tuple[Sequence[Example], Sequence[Example]]]) -> str:
-    """How many tested answers stand in their own client's training answers, apart from case and white space, in one
-    line; empty where none does. Where all do, a client needs nobody else's knowledge. `sites`: of each client the
-    training and the test Examples."""
-    found: list[str] = []
-    tested = 0
-    for train, test in sites:
-        shown, tested = {plain(each.answers[0]) for each in train}, tested + len(test)
-        own = ([answer for answer in map(plain, each.answers) if answer in shown] for each in test)
-        found += [answers[0] for answers in own if answers]
-    if not found:
-        return ""
-    return (
-        f"{len(found)} of {tested} tested answers stand in the client's own training rows ({len(set(found))} different)"
-    )
 
 
 def question(example: Example) -> str:
@@ -175,13 +170,14 @@ def describe(line: Mapping[str, Any]) -> str:
 
 @lru_cache(4096)  # a prompt is requested by several rules
 def listed(prompt: str) -> tuple[str, ...]:
-    """The options in a prompt, the last list of them; () where there are fewer than two: lines `- ...`, or words on one
-    line, after `OPTIONS:` or `Choices:`."""
+    """The options in a prompt, the last list of them; () where there are fewer than two. Read are lines `- ...`, or
+    words on one line, after `OPTIONS:` or `Choices:`, and marks that follow each other from A, a or 1: `(A) ... (B)
+    ...` anywhere, `A. ...` or `1) ...` at the beginnings of lines."""
     for head in reversed(list(_HEAD.finditer(prompt))):
         texts = _BULLET.split(head["bullets"])[1:] or _on_one_line(head["line"])
         if len(texts) > 1:
             return tuple(text.strip() for text in texts)
-    return ()
+    return max(_marked(prompt), key=len, default=())
 
 
 def _on_one_line(line: str) -> list[str]:
@@ -190,3 +186,24 @@ def _on_one_line(line: str) -> list[str]:
             parts = (part.strip().removeprefix("or ").strip(" .'\"") for part in line.split(separator))
             return [part for part in parts if part]
     return []
+
+
+def _marked(prompt: str) -> Iterator[tuple[str, ...]]:
+    """Every run of marks that begins at the first letter or number and has at least two, the last one first."""
+    marks = list(_MARK.finditer(prompt))
+    for start in reversed([index for index, mark in enumerate(marks) if _letter(mark) in ("A", "a", "1")]):
+        run = [marks[start]]
+        for mark in marks[start + 1 :]:
+            before = _letter(run[-1])
+            if _letter(mark) != (str(int(before) + 1) if before.isdigit() else chr(ord(before) + 1)):
+                break
+            run.append(mark)
+        if len(run) > 1:
+            ends = [mark.start() for mark in run[1:]] + [len(prompt)]
+            yield tuple(
+                prompt[mark.end() : end].partition("\n")[0].strip(" \t,;") for mark, end in zip(run, ends, strict=True)
+            )
+
+
+def _letter(mark: re.Match[str]) -> str:
+    return mark["inner"] or mark["outer"]

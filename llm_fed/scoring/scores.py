@@ -39,6 +39,7 @@ class Metric:
     outside: Any = None  # what computes one from outside, see `own_metric`
     negative: bool = False  # whether it may be below 0, down to -100
     two_labels: bool = False  # whether it is defined for two labels alone
+    can_score: Callable[[str], bool] | None = None  # whether an answer equal to this reference scores above 0
     is_mean: bool = True  # whether it is the mean of the scores of single examples
 
 
@@ -46,13 +47,13 @@ PREFERENCE = "preference_accuracy"  # see `preferences`
 OF_ANSWERS = "rouge1"  # by which answers are scored beside a preference_accuracy, on the test split
 BESIDE = (PREFERENCE, "margin", OF_ANSWERS)  # what may be measured beside a score
 METRICS = {
-    "rouge1": Metric(partial(metrics.rouge, "rouge1")),
-    "rouge2": Metric(partial(metrics.rouge, "rouge2")),
-    "rougeL": Metric(partial(metrics.rouge, "rougeL")),
+    "rouge1": Metric(partial(metrics.rouge, "rouge1"), can_score=partial(metrics.has_words, 1)),
+    "rouge2": Metric(partial(metrics.rouge, "rouge2"), can_score=partial(metrics.has_words, 2)),
+    "rougeL": Metric(partial(metrics.rouge, "rougeL"), can_score=partial(metrics.has_words, 1)),
     "exact_match": Metric(metrics.exact_match),
     "option_accuracy": Metric(metrics.option_accuracy, "options", one_option=True),
-    "commonsense_accuracy": Metric(metrics.commonsense_accuracy, one_option=True),
-    "squad_f1": Metric(metrics.squad_f1),
+    "commonsense_accuracy": Metric(metrics.commonsense_accuracy, one_option=True, can_score=metrics.ends_in_its_answer),
+    "squad_f1": Metric(metrics.squad_f1, can_score=lambda text: bool(metrics.squad_words(text))),
     "squad_em": Metric(metrics.squad_em),
     "accuracy": Metric(metrics.accuracy, "labels"),
     "f1": Metric(metrics.f1, "labels", two_labels=True, is_mean=False),
@@ -199,3 +200,12 @@ def score_each(metric: str, predictions: Sequence[Prediction], references: Seque
         return []
     pairs = zip(predictions, references, strict=True)
     return [score(metric, [prediction], [reference]) for prediction, reference in pairs]
+
+
+def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
+    """The positions of those examples where even an answer that equals one of its references scores 0, as when a text
+    has no word that the metric counts. UserError for an unknown metric, or a reference that it cannot read."""
+    can_score = find(metric, "metric").can_score
+    if can_score is None:
+        return []
+    return [n for n, texts in enumerate(references) if texts and not any(map(can_score, texts))]

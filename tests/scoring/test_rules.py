@@ -166,8 +166,14 @@ def test_sorted_data_do_not_mislead():
     ("Choose from the options: yes, no, or maybe.", ["yes", "no", "maybe"]),
     ("Choices: 'good' | 'bad'\nText: fine", ["good", "bad"]),
     ("Options: yes or no", ["yes", "no"]),
+    ("What melts? (A) ice (B) iron (C) sand", ["ice", "iron", "sand"]),
+    ("What melts?\nA. ice\nB. iron\nAnswer:", ["ice", "iron"]),
+    ("What melts?\n1) ice\n2) iron\n3) sand", ["ice", "iron", "sand"]),
+    ("(1) read (2) this\n\n(a) one, (b) two", ["one", "two"]),
+    ("I. Newton met A. Einstein.", []),
     ("The options are open.", []),
     ("Options:", []),
+    ("(A) alone", []),
     ("", []),
 ])  # fmt: skip
 def test_options_in_a_prompt(prompt, options):
@@ -178,7 +184,7 @@ examples = st.builds(
     Example,
     st.one_of(
         st.text(max_size=40),
-        st.sampled_from(["q\nOPTIONS:\n- x\n- y", "Options: a, b", "(1) (2) (3) "]),
+        st.sampled_from(["(A) x (B) y", "q\nOPTIONS:\n- x\n- y", "Options: a, b", "(1) (2) (3) "]),
         st.lists(st.builds(Turn, st.sampled_from(["user", "assistant", "system"]), st.text(max_size=9))).map(tuple),
     ),
     st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=2).map(tuple),

@@ -1,13 +1,15 @@
 """Metrics in every script: tokens of ROUGE, credit for a right answer, and the warning where no answer can have any."""
 
+import json
 import random
 import string
 
 import pytest
+import yaml
 from rouge_score.tokenizers import DefaultTokenizer
 
 from llm_fed.scoring.rouge import Tokenizer
-from llm_fed.scoring.scores import score
+from llm_fed.scoring.scores import score, without_credit
 
 TEXTS = {
     "Latin": "Die Straße führt über den Fluß nach Köln",
@@ -92,3 +94,66 @@ def test_rouge_of_chinese_by_hand():
 def test_a_perfect_answer_scores_100_in_every_script(metric):
     for script, text in TEXTS.items():
         assert score(metric, [text], [(text,)]) == pytest.approx(100), script
+
+
+@pytest.mark.parametrize("metric", ["rouge1", "rouge2", "rougeL", "squad_f1", "squad_em", "exact_match"])
+def test_who_is_said_to_be_without_credit_scores_0_and_nobody_else_does(metric):
+    draws = random.Random(1)
+    pieces = ["the", "a", "yes", "…", "。", "!", "😀", "北", "ดี", " ", " ", "é", "\u200b", "", "नि", "-"]
+    texts = ["".join(draws.choices(pieces, k=draws.randrange(1, 4))) for _ in range(300)]
+    hopeless = {texts[number] for number in without_credit(metric, [(text,) for text in texts])}
+    others = [text for text in texts if text not in hopeless]
+    assert score(metric, others, [(text,) for text in others]) == pytest.approx(100)
+    assert bool(hopeless) == (metric not in ("squad_em", "exact_match"))
+    if hopeless:
+        assert score(metric, list(hopeless), [(text,) for text in hopeless]) == 0
+        assert without_credit(metric, [("!", "yes no"), ("!", "-")]) == [1]  # one reference with credit is enough
+
+
+def test_a_reference_with_two_answers_is_without_credit():
+    assert without_credit("commonsense_accuracy", [("it is true",), ("answer2, not answer1",)]) == [1]
+
+
+def write(folder, outputs):
+    """Two clients whose right answers are these."""
+    for client in ("ada", "bob"):
+        (folder / client).mkdir(parents=True)
+        for split in ("train", "validation", "test"):
+            rows = [{"instruction": f"w2{i} w3{i}", "output": output} for i, output in enumerate(outputs)]
+            (folder / client / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hopeless(small, tmp_path_factory):
+    """A federation in which a third of the right answers are punctuation alone."""
+    folder = tmp_path_factory.mktemp("hopeless")
+    tree = small.tree(rounds=1, task={"path": str(write(folder / "data", ["w4 w5", "w6", "。！"]))})
+    tree["compare"] = {"rows": {"one": [], "two": ["local.lr=0.01"]}, "seeds": [0, 1]}
+    (folder / "c.yaml").write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def warnings_in(text):
+    return [line for line in text.splitlines() if line.startswith("warning: ")]
+
+
+def test_run_and_eval_warn_once_for_each_split_and_before_training(hopeless, llm_fed, tmp_path):
+    said = llm_fed("run", hopeless / "c.yaml", "--out", tmp_path / "run")
+    assert said.code == 0
+    warnings = warnings_in(said.err)
+    assert len(warnings) == 2 and "of 6 validation examples" in warnings[0] and "of 6 test examples" in warnings[1]
+    for part in ("warning: 2 of 6", "score 0 under rouge1 whatever is answered", "'。！' of client ada", "exact_match"):
+        assert part in warnings[0]
+    lines = said.err.splitlines()
+    assert lines.index(warnings[1]) < next(n for n, line in enumerate(lines) if "round 1/" in line)
+    again = llm_fed("eval", tmp_path / "run", "--json")
+    assert again.code == 0 and warnings_in(again.err) == warnings
+    assert warnings_in(llm_fed("eval", tmp_path / "run", "--metric", "exact_match").err) == []
+
+
+def test_data_that_can_be_scored_is_not_warned_of(small, llm_fed, tmp_path):
+    data = write(tmp_path / "data", ["w4 w5", "北京"])
+    config = small.config(tmp_path / "c.yaml", rounds=1, task={"path": str(data)})
+    said = llm_fed("run", config, "--out", tmp_path / "run")
+    assert said.code == 0 and warnings_in(said.err) == []
