@@ -15,7 +15,6 @@ from matplotlib.ticker import FixedLocator
 
 log = logging.getLogger(__name__)
 PLACEHOLDERS = "last resort"  # a font of boxes, one for each script
-_warned: list[str] = []  # once in a process
 
 
 def make_legible(figure: Figure) -> None:
@@ -78,10 +77,8 @@ def _characters(path: str) -> frozenset[str]:
         return frozenset()
 
 
+@lru_cache(1)  # said once of the same characters
 def _tell(characters: str) -> None:
-    if _warned:
-        return
-    _warned.append(characters)
     shown = characters if len(characters) <= 12 else f"{characters[:11]}…"
     log.warning(
         "no installed font has %s, so pictures spell them in Latin letters; with a font that has them, such as Noto "

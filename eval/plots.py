@@ -63,8 +63,7 @@ def plot_scores(
     axes.set(xlabel="round", ylabel=f"{metric}, {split}")
     style.score_axis(axes.yaxis)
     axes.xaxis.set_major_locator(style.whole_numbers())
-    style.legend(figure)
-    return style.save(figure, path)
+    return style.save(style.with_legend(figure), path)
 
 
 def plot_losses(
@@ -85,8 +84,7 @@ def plot_losses(
         axes.plot(*scored, "--s", color=style.ORANGE, markersize=3.5, label=f"{split} mean")
     axes.set(xlabel="round", ylabel="loss (nats)" if scored else "training loss (nats)")
     axes.xaxis.set_major_locator(style.whole_numbers())
-    style.legend(figure)
-    return style.save(figure, path)
+    return style.save(style.with_legend(figure), path)
 
 
 def plot_bytes(path: Path, rounds: Sequence[int], up: Sequence[int], down: Sequence[int]) -> Path:
@@ -101,8 +99,7 @@ def plot_bytes(path: Path, rounds: Sequence[int], up: Sequence[int], down: Seque
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
     axes.xaxis.set_major_locator(style.whole_numbers())
     axes.set(xlabel="round", ylabel=f"{('bytes', 'kB', 'MB', 'GB', 'TB')[power]} per round")
-    style.legend(figure)
-    return style.save(figure, path)
+    return style.save(style.with_legend(figure), path)
 
 
 def plot_spread(path: Path, coefficients: Mapping[int, Sequence[float]]) -> Path:
@@ -121,8 +118,7 @@ def plot_spread(path: Path, coefficients: Mapping[int, Sequence[float]]) -> Path
     lower.set(xlabel="round", ylabel="negative (%)", ylim=(0, 100))
     lower.sharex(upper)
     lower.xaxis.set_major_locator(style.whole_numbers())
-    style.legend(figure)
-    return style.save(figure, path)
+    return style.save(style.with_legend(figure), path)
 
 
 def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str) -> Path:
@@ -135,8 +131,7 @@ def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: s
         axes.plot(x, middle, line, color=colour, markersize=3.5, linewidth=1.4, label=label)
     axes.xaxis.set_major_locator(style.whole_numbers())
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    style.legend(figure)
-    return style.save(figure, path)
+    return style.save(style.with_legend(figure), path)
 
 
 def plot_weights(
@@ -216,7 +211,7 @@ def plot_methods(path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]]
             [row + (number - (len(scores) - 1) / 2) * height for row in range(len(groups))],
             [fmean(values) for values in groups],
             height,
-            xerr=_errors([(fmean(values), stdev(values) if len(values) > 1 else None) for values in groups]),
+            xerr=[stdev(values) if len(values) > 1 else np.nan for values in groups],
             color=style.PALETTE[number % len(style.PALETTE)],
             hatch="//" if number >= len(style.PALETTE) else None,
             error_kw={"ecolor": style.INK, "elinewidth": 1, "capsize": 1.5},
@@ -228,8 +223,7 @@ def plot_methods(path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]]
     axes.set_xlim(left=0)
     style.score_axis(axes.xaxis)
     style.name_rows(axes, range(len(clients) + 1), [*clients, "mean"])
-    style.legend(figure)
-    return style.save(figure, path)
+    return style.save(style.with_legend(figure), path)
 
 
 def plot_tradeoff(path: Path, series: Mapping[str, Sequence[Point]], *, cost: str, unit: str, metric: str) -> Path:
@@ -242,7 +236,7 @@ def plot_tradeoff(path: Path, series: Mapping[str, Sequence[Point]], *, cost: st
         axes.errorbar(
             [point[1] for point in ordered],
             [point[2] for point in ordered],
-            yerr=_errors([point[2:] for point in ordered]),
+            yerr=[np.nan if point[3] is None else point[3] for point in ordered],
             fmt=f"-{style.MARKERS[number % len(style.MARKERS)]}",
             color=style.PALETTE[number % len(style.PALETTE)],
             markersize=6,
@@ -261,14 +255,7 @@ def plot_tradeoff(path: Path, series: Mapping[str, Sequence[Point]], *, cost: st
     axes.set(xlabel=cost, ylabel=metric)
     axes.margins(x=0.12)
     style.score_axis(axes.yaxis)
-    style.legend(figure)
-    return style.save(figure, path)
-
-
-def _errors(scores: Sequence[tuple[float, float | None]]) -> list[list[float]]:
-    """(2, N) lengths of error bars below and above scores, each with its standard deviation."""
-    below, above = zip(*(style.bounded(score, std) for score, std in scores), strict=True)
-    return [list(below), list(above)]
+    return style.save(style.with_legend(figure), path)
 
 
 def plot_mixing(

@@ -64,11 +64,6 @@ def score_axis(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
 
 
-def bounded(score: float, std: float | None) -> tuple[float, float]:
-    """How far an error bar reaches below and above a score: by its standard deviation, and not beyond 0 and 100."""
-    return (float("nan"), float("nan")) if std is None else (min(std, score), min(std, 100 - score))
-
-
 def short(name: str, letters: int = MAX_LETTERS) -> str:
     return name if len(name) <= letters else name[: letters - 1] + "…"
 
@@ -78,7 +73,7 @@ def name_rows(axes: Axes | SecondaryAxis, positions: Sequence[float] | range, na
     axes.set_yticks(positions, [short(name) for name in names], parse_math=False)
 
 
-def legend(figure: Figure, columns: int = 3) -> None:
+def with_legend(figure: Figure, columns: int = 3) -> Figure:
     """Above the first axes, in as many columns as fit; the figure grows by what is over two lines."""
     axes = figure.axes[0]
     handles, _ = axes.get_legend_handles_labels()
@@ -94,6 +89,7 @@ def legend(figure: Figure, columns: int = 3) -> None:
             columns -= 1
     lines = -(-len(handles) // columns) if handles else 0
     figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 2))
+    return figure
 
 
 def keep_ticks(figure: Figure) -> None:

@@ -215,7 +215,6 @@ class Table:
     rows: list[ComparisonRow]
     notes: list[str] = field(default_factory=list)
     natural: bool = False  # whether the clients come with the data, and are not drawn with a seed
-    budget: float | None = None  # of a benchmark, in MB (2^20 bytes) that a run's clients may send and receive in all
     pictures: list[Path] = field(default_factory=list)  # as far as they are drawn
 
     @property
@@ -498,8 +497,6 @@ class Table:
         if chosen := [f"{row} {mean:.2f}" for row, mean in self.by_validation.items()]:
             notes.append(f"By validation, best first: {', '.join(chosen)}.")
         notes += self._without_score()
-        if self.budget:
-            notes.append(self._within_budget(self.budget))
         return [*notes, *chain.from_iterable(map(_troubles, self.rows)), *self.notes]
 
     def _without_score(self) -> list[str]:
@@ -513,15 +510,6 @@ class Table:
                 f"no mean: {listed(uncounted)}."
             )
         return notes
-
-    def _within_budget(self, budget: float) -> str:
-        used = {row.label: row.traffic.total / 2**20 for row in self.rows if row.traffic}
-        said = "; ".join(
-            f"{label} {size:,.0f} MB, {size / budget:.1%}" + (", over the budget" if size > budget else "")
-            for label, size in used.items()
-        )
-        whole = f"Of the communication budget of {budget:,.0f} MB (2^20 bytes, all clients together, both ways)"
-        return f"{whole} used: {said or 'nothing yet'}."
 
 
 def _troubles(row: ComparisonRow) -> Iterator[str]:

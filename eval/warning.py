@@ -171,15 +171,14 @@ def another_model(cross: Cross, parts: int = 1) -> Iterator[tuple[str, Figures]]
     """The clients on whose examples another client's model is better than their own; with the best of these."""
     pairs = [(client, other) for client in _enough(cross) for other in cross.clients
              if other != client and (other, client) in cross.answers]  # fmt: skip
-    level, best = level_of(len(pairs) * parts), dict[str, tuple[str, Estimate]]()
-    for client, other in pairs:
-        estimate = paired(cross.answers[other, client], cross.answers[client, client])
-        if estimate.interval(level)[0] > 0:
-            _keep_best(best, client, other, estimate)
-    for client, (other, estimate) in best.items():
+    compared = {
+        (client, other): [paired(cross.answers[other, client], cross.answers[client, client])]
+        for client, other in pairs
+    }
+    for client, other, figures in _best(compared, parts):
         means = {"own": fmean(cross.answers[client, client]), "other": fmean(cross.answers[other, client])}
-        figures: Figures = {**rounded(means), **estimate.figures(level), "examples": len(cross.answers[client, client])}
-        yield client, {"model": other, **figures}
+        count = len(cross.answers[client, client])
+        yield client, {"model": other, **rounded(means), **figures, "examples": count}
 
 
 def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, Figures]]:
@@ -191,27 +190,26 @@ def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, Figures
     """
     pairs = [(client, other) for client in _enough(cross) for other in cross.others(client)
              if len(cross.answers[other, other]) >= LEAST_EXAMPLES]  # fmt: skip
-    level, best = level_of(len(pairs) * parts), dict[str, tuple[str, Estimate]]()
+    compared = {}
     for client, other in pairs:
-        found = [between(_edge(cross, client, other), _edge(cross, client, client))]
-        if {client, other} <= cross.base.keys():
-            found.append(between(_gain(cross, client, other), _gain(cross, client, client)))
-        if all(estimate.interval(level)[0] > 0 for estimate in found):
-            _keep_best(best, client, other, found[-1])
-    for client, (other, estimate) in best.items():
-        of = _gain if {client, other} <= cross.base.keys() else _edge
+        over = (_edge, _gain) if {client, other} <= cross.base.keys() else (_edge,)
+        compared[client, other] = [between(of(cross, client, other), of(cross, client, client)) for of in over]
+    for client, other, figures in _best(compared, parts):
+        of, name = (_gain, "base") if {client, other} <= cross.base.keys() else (_edge, "other models")
         gains = {"own": of(cross, client, client).value, "elsewhere": of(cross, client, other).value}
-        figures: Figures = {
-            **rounded(gains),
-            **estimate.figures(level),
-            "over": "base" if of is _gain else "other models",
-        }
-        yield client, {"examples_of": other, **figures}
+        yield client, {"examples_of": other, **rounded(gains), **figures, "over": name}
 
 
-def _keep_best(best: dict[str, tuple[str, Estimate]], client: str, other: str, estimate: Estimate) -> None:
-    if client not in best or estimate.value > best[client][1].value:
-        best[client] = other, estimate
+def _best(
+    compared: Mapping[tuple[str, str], Sequence[Estimate]], parts: int
+) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """By client the other one of which all differences are shown to be above 0 and the last is the largest, with it."""
+    level = level_of(len(compared) * parts)
+    shown = {pair: found[-1] for pair, found in compared.items() if all(it.interval(level)[0] > 0 for it in found)}
+    for client in dict.fromkeys(client for client, _ in shown):
+        its = {other: estimate for (own, other), estimate in shown.items() if own == client}
+        best = max(its, key=lambda other: its[other].value)
+        yield client, best, its[best].figures(level)
 
 
 def level_of(comparisons: int) -> float:

@@ -29,7 +29,6 @@ from llm_fed.tasks import (
     splits,
     synthetic,
 )
-from llm_fed.tasks.collected import few
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
@@ -192,7 +191,10 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
 
 
 def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
-    """The labels of a task of labelled texts, as far as they are known without its data."""
+    """The labels of a task, as far as they are known without its data."""
+    if config.name in images.SOURCES:
+        known = config.labels or images.SOURCES[config.name].classes
+        return known and known[: images.SOURCES[config.name].first_classes]
     if config.name in glue.PARTS:
         return glue.PARTS[config.name].labels
     return (NUMBER,) if config.name in ("regression", named("regression")) else config.labels
@@ -245,7 +247,7 @@ def _with_test(clients: list[ClientData], rule: ByContent) -> list[ClientData]:
 def _with_examples(clients: list[ClientData], data: TaskData, tested: bool, absent: bool) -> list[ClientData]:
     having = [client for client in clients if client.train or (tested and client.test)]
     if not having or not (absent or any(client.train for client in having)):
-        empty = f" (none in {few(data.reading.empty, 'files')})" if data.reading and data.reading.empty else ""
+        empty = f" (none in {listed(data.reading.empty)})" if data.reading and data.reading.empty else ""
         named = listed([client.client for client in clients])
         raise UserError(f"none of the clients {named} has a training example{empty}; add some")
     return having

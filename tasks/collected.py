@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from llm_fed.basics import names
-from llm_fed.basics.errors import UserError, one_line, printable
+from llm_fed.basics.errors import UserError, listed, one_line, printable
 from llm_fed.rows import BadRow, Row, Source, columns
 from llm_fed.rows.cells import text_of
 from llm_fed.rows.layout import SPLIT_NAMES, natural_order, split_of
@@ -74,18 +74,18 @@ class Reading:
         """Lines by their label; none where there is nothing to say."""
         lines: dict[str, str] = {}
         unused = [*(f"{name} (no rows)" for name in self.empty), *self.files]
-        parts = [few(unused, "files")] if unused else []
+        parts = [listed(unused, _FEW)] if unused else []
         if self.columns:
-            parts.append(f"column{'s' if len(self.columns) > 1 else ''} {few([*self.columns], 'columns')}")
+            parts.append(f"column{'s' if len(self.columns) > 1 else ''} {listed([*self.columns], _FEW)}")
         if parts:
             lines["not used"] = "; ".join(parts)
         if self.asides:
-            lines["note"] = few([*self.asides], "notes", sep="; ")
+            lines["note"] = listed([*self.asides], _FEW, "; ")
         files = defaultdict[str, list[str]](list)
         for name, form in self.forms.items():
             files[form].append(name)
         if files:
-            lines["read"] = "; ".join(f"{few(names, 'files', 2)} {form}" for form, names in files.items())
+            lines["read"] = "; ".join(f"{listed(names, 2)} {form}" for form, names in files.items())
         if self.skipped:
             bad = sum(each.rows for each in self.skipped)
             lines["left out"] = f"{bad:,} of {self.rows:,} rows (task.bad_rows=skip): {self._first_skipped()}"
@@ -106,13 +106,6 @@ class Reading:
     def _first_skipped(self) -> str:
         first = [f"{each.where.removeprefix(self.folder)}: {one_line(each.reason, 120)}" for each in self.skipped[:3]]
         return "; ".join(first) + ("; ..." if len(self.skipped) > 3 else "")
-
-
-def few(names: Sequence[str], what: str, most: int = _FEW, sep: str = ", ") -> str:
-    """Some names, and how many more there are."""
-    if len(names) <= most + 1:
-        return sep.join(names)
-    return f"{sep.join(names[:most])} and {len(names) - most:,} more {what}"
 
 
 class Placed(NamedTuple):
@@ -161,7 +154,7 @@ class Collected:
     def clients(self) -> dict[str, ClientData]:
         """By id, in natural order; also those without a row that are named. UserError where there is no row at all."""
         if self._groups is None and not self.examples:
-            empty = f" (none in {few(self.reading.empty, 'files')})" if self.reading.empty else ""
+            empty = f" (none in {listed(self.reading.empty, _FEW)})" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
         ids = {*self._named, *(id for id, _, _ in self.examples)}
         whole = {id: match[1] for id in ids if (match := WHOLE.fullmatch(id)) and match[1] in ids}  # 11.0 is 11
@@ -215,9 +208,9 @@ class Collected:
         scheme.learn(good)
         for name in scheme.used:
             if indices := source.twice.get(name):
-                listed = " and ".join(map(str, indices))
+                which = " and ".join(map(str, indices))
                 raise UserError(
-                    f"{source.where}: columns {listed} are both named {name!r}; rename those that are not meant"
+                    f"{source.where}: columns {which} are both named {name!r}; rename those that are not meant"
                 )
         if client is None and "client" not in scheme.roles and self.config.partition.kind == "natural":
             raise UserError(

@@ -31,7 +31,6 @@ from llm_fed.tasks.conversations import Message, turns_of
 
 SAMPLE = 200  # rows of a file that are looked at before the first becomes an Example
 _OPTIONAL = ("input", "system", "history", "options")  # roles that a row may lack
-_PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"), ("user", "assistant"))
 BY_PLACE = ("choices", "endings")  # columns beside which a number is usually a place
 _LETTER = re.compile(r"\(?([A-Za-z])[).:]?")
 Kind = Literal["text", "place"]
@@ -93,7 +92,7 @@ class Scheme:
             return _preference(row, roles, group)
         if "messages" in roles:
             value = cells.parsed(cells.held(row, roles["messages"]))
-            found = _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
+            found = _conversation(_with_system(row, roles, turns_of(value, row.where, roles["messages"])), group)
         else:
             found = self._answered(row, group)
         if "label" in roles:
@@ -106,7 +105,7 @@ class Scheme:
         requested, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
         if isinstance(requested, list) or (isinstance(right, list) and _is_talk(right)):
             talk = requested if _is_talk(requested) else _as_question(requested, row.where, prompt)
-            return _conversation(row, roles, _whole(row, roles, "answer", talk, right), group)
+            return _conversation(_whole(row, roles, "answer", talk, right), group)
         text = cells.as_text(requested, row.where, prompt)
         if "input" in roles:
             text = _with_context(row, roles["input"], text)
@@ -144,10 +143,12 @@ class Scheme:
         self.names.update(dict.fromkeys(keys))
         return len(self.names) > before
 
+    @property
+    def _seen_columns(self) -> columns.SeenColumns:
+        return columns.SeenColumns([*self.names], self._sample, self.where, self.whose, self.side)
+
     def _resolve(self) -> None:
-        resolved = columns.resolve(
-            self.wanted, [*self.names], self._sample, self.where, whose=self.whose, side=self.side
-        )
+        resolved = columns.resolve(self.wanted, self._seen_columns)
         self.roles, self._letters = resolved, ()
         if "A" not in self.names or "answer" not in resolved or "options" in resolved:
             return
@@ -206,8 +207,7 @@ def _whole(
         preferences.check_prompt(_unsaid(requested, talk), talk, row.where, column)
     whole = talk if begins or requested is None else [*requested, *talk]
     said = column if begins else roles.get("prompt", column)
-    turns, system = turns_of(whole, row.where, said), cells.optional(row, roles.get("system"))
-    return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
+    return _with_system(row, roles, turns_of(whole, row.where, said))
 
 
 def _unsaid(requested: list[Message], answer: list[Message]) -> list[Message]:
@@ -216,15 +216,18 @@ def _unsaid(requested: list[Message], answer: list[Message]) -> list[Message]:
     return requested[1:] if roles[0] == "system" != roles[1] and len(requested) > 1 else requested
 
 
-def _conversation(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...], group: str) -> Example:
-    """A conversation, after the row's own system text if there is one; its last turn is the answer."""
+def _with_system(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """The turns after the row's own system text, if there is one."""
     system = cells.optional(row, roles.get("system"))
-    if system and turns[0].role != "system":
-        turns = (Turn("system", system), *turns)
-    elif system and turns[0].content != system:
+    if system and turns[0].role == "system" and turns[0].content != system:
         raise UserError(
             f"{row.where}: the column {roles['system']!r} and the first message are two system texts; keep one"
         )
+    return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
+
+
+def _conversation(turns: tuple[Turn, ...], group: str) -> Example:
+    """A conversation whose last turn is the answer."""
     return Example(turns[:-1], (turns[-1].content,), (), group, turns[-1].fields)
 
 
@@ -243,14 +246,11 @@ def _earlier(row: Row, roles: Mapping[str, str]) -> tuple[Turn, ...]:
 
 
 def _history(value: Cell, where: str, column: str) -> tuple[Turn, ...]:
-    """Earlier questions with their answers: a list of pairs, of objects with both, or of messages."""
+    """Earlier questions with their answers, a list of pairs, or messages."""
     turns: list[Turn] = []
     if _is_talk(value):
         return turns_of(value, where, column)
     for pair in value if isinstance(value, list) else [value]:
-        if isinstance(pair, dict):
-            named = {str(key).casefold(): each for key, each in pair.items()}
-            pair = next(([named[one], named[two]] for one, two in _PAIRS if one in named and two in named), None)
         if not isinstance(pair, list) or len(pair) != 2:
             raise UserError(
                 f"{where}: column {column!r} is no list of pairs [question, answer]; correct it, or drop the row"

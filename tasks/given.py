@@ -7,8 +7,6 @@ or a picture with its label. What columns mean is found out as of files (`collec
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,9 +19,10 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError, listed
 from llm_fed.rows.columns import USUAL_NAMES
 from llm_fed.rows.layout import split_of
-from llm_fed.rows.objects import FORMS, object_rows, plain, rows_of
-from llm_fed.rows.pictures import Gallery
+from llm_fed.rows.objects import FORMS, object_rows, rows_of
+from llm_fed.rows.pictures import Gallery, decoded
 from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.object_contents import digest
 from llm_fed.settings.objects import named
 from llm_fed.tasks import images
 from llm_fed.tasks.collected import Collected
@@ -31,7 +30,6 @@ from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.examples import Scheme
 
 NAMES = {False: named("data"), True: named("pictures")}  # in a configuration, by `has_pictures`
-_SETTING = re.compile(r"\bset ([a-z]+(?:\.[a-z_]+)+=[^\s;,()]+)")
 _IMAGES = ("image", "img", "picture", "pixels", "x")
 _LABELS = ("label", "labels", "fine_label", "class", "y", "target")
 
@@ -101,24 +99,13 @@ def collect(data: Any, config: TaskConfig, scheme: type[Scheme]) -> Collected:
         if table.client is not None:
             collected.name(table.client)
         if table.client is None or next(iter(rows_of(table.rows, table.where)), None) is not None:
-            try:
-                source = object_rows(table.where, table.rows)
-                collected.add(table.client, table.split, [source], named=bool(table.key))
-            except UserError as error:  # in Python a setting is a text
-                raise UserError(_SETTING.sub(r'give the setting "\1"', str(error))) from error
+            collected.add(table.client, table.split, [object_rows(table.where, table.rows)], named=bool(table.key))
     return collected
 
 
 def checksums(data: Any) -> dict[str, str]:
     """By client and split, the SHA-256 of the rows as they are."""
-    digests = {}
-    for table in tables_of(data):
-        digest = hashlib.sha256()
-        for row in rows_of(table.rows, table.where):
-            for part in row.items() if isinstance(row, Mapping) else row if isinstance(row, list | tuple) else [row]:
-                digest.update(repr(plain(part)).encode("utf-8", "surrogatepass"))
-        digests[table.where] = digest.hexdigest()
-    return digests
+    return {table.where: digest([*rows_of(table.rows, table.where)]) for table in tables_of(data)}
 
 
 def gallery_of(tables: Sequence[GivenTable], column: str | None) -> Gallery:
@@ -174,10 +161,7 @@ def _image_and_label(row: Any, where: str) -> tuple[Any, Any]:
 
 def _pixels(image: Any, size: int | None, where: str) -> Tensor:
     if isinstance(image, Image.Image):
-        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-        image = image.resize((size, size)) if size else image
-        pixels = torch.from_numpy(np.array(image))
-        return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+        return decoded([image], 1, size, where)[0]
     pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
     if pixels.ndim == 2 and not pixels.is_floating_point():
         pixels = pixels.unsqueeze(0)

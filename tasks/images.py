@@ -34,7 +34,7 @@ import numpy as np
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.names import folder_name
 from llm_fed.basics.rng import derive
-from llm_fed.rows import folder_data, hub_data
+from llm_fed.rows import hub_data
 from llm_fed.rows.layout import natural_order
 from llm_fed.rows.pictures import Gallery, read_dataset, read_folder, read_npz
 from llm_fed.settings import paths
@@ -173,13 +173,6 @@ def _owner(name: str | float) -> str:
     return folder_name(str(int(name) if isinstance(name, float) and name.is_integer() else name))
 
 
-def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
-    """The classes of a task of images, as far as they are known without its data."""
-    source = SOURCES[config.name]
-    known = config.labels or source.classes
-    return None if known is None else known[: source.first_classes]
-
-
 def _named(gallery: Gallery, labels: tuple[str, ...]) -> Gallery:
     """The gallery with these classes, of which its own are some; numbers stay as they are."""
     if gallery.classes is None:
@@ -217,7 +210,7 @@ def _read(config: TaskConfig, source: ImageDataset) -> Gallery:
     if archives:
         return read_npz(archives[0])
     if next(path.rglob("*.parquet"), None):
-        return _from_datasets(folder_data(path), source, str(path))
+        return _from_datasets(hub_data(path), source, str(path))
     return read_folder(path)
 
 

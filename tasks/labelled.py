@@ -36,9 +36,7 @@ class LabelScheme(Scheme):
     """Rows of a text, or two, and a label, by which a partition divides where no column is named."""
 
     def _resolve(self) -> None:
-        self.roles = columns.resolve_labelled(
-            self.wanted, [*self.names], self._sample, self.where, whose=self.whose, side=self.side
-        )
+        self.roles = columns.resolve_labelled(self.wanted, self._seen_columns)
 
     def _example(self, row: Row, group: str) -> Example:
         roles = self.roles

@@ -52,24 +52,15 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, templat
 
 
 def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str | Template) -> Encoded:
-    """The example with its first answer; of a conversation every turn of the assistant is a response."""
+    """The example with its first answer and the token that ends it; of a conversation every turn of the assistant that
+    is trained is a target, else the answer alone.
+
+    No token is part of both, so that the prompt's tokens are the same whatever the answer. The target's
+    log-probabilities add up to the log-likelihood of the answer; the token that ends it counts, so an option that
+    begins another is not favoured.
+    """
     last = Turn("assistant", example.answers[0], fields=example.fields)
     return filled(template if example.prompt else BARE, tokenizer).conversation([*as_turns(example.prompt), last])
-
-
-def encode_continuation(
-    prompt: Prompt, response: str, tokenizer: PreTrainedTokenizerBase, *, template: str | Template
-) -> Encoded:
-    """Prompt, response and the token that ends it; of a conversation each turn of the assistant that is trained is a
-    target, else the response alone.
-
-    No token is part of both, so that the prompt's tokens are the same whatever the response. The target's
-    log-probabilities add up to the log-likelihood of the answer `response`; the token that ends it counts, so an option
-    that begins another is not favoured.
-    """
-    return filled(template if prompt else BARE, tokenizer).conversation(
-        [*as_turns(prompt), Turn("assistant", response)]
-    )
 
 
 @dataclass(eq=False)

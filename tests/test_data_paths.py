@@ -46,20 +46,14 @@ def test_a_mistyped_path_is_never_asked_of_the_hub(tmp_path, monkeypatch, offlin
             tasks.load(TaskConfig(name="planted", server=server), 0)
 
 
-def test_the_error_says_where_it_looked_and_what_is_close(tmp_path, monkeypatch, offline):
+def test_the_error_says_where_it_looked(tmp_path, monkeypatch, offline):
     monkeypatch.chdir(tmp_path)
-    for name in ("clinics", "schools"):
-        (tmp_path / "data" / name).mkdir(parents=True)
     with pytest.raises(UserError) as caught:
         tasks.load(TaskConfig(name="files", path="data/clinic"), 0)
     assert str(caught.value) == (
-        f"task.path='data/clinic': there is no such file or folder (looked for {tmp_path}/data/clinic; the closest is "
-        "'data/clinics'). A Hub data set is written hf://owner/name."
+        f"task.path='data/clinic': there is no such file or folder (looked for {tmp_path}/data/clinic). A Hub "
+        "data set is written hf://owner/name."
     )
-    for path, close in (("dta/clinics/train.jsonl", "the closest is 'data'"), ("data/xyz", "data/xyz).")):
-        with pytest.raises(UserError) as caught:
-            tasks.load(TaskConfig(name="files", path=path), 0)
-        assert close in str(caught.value)
 
 
 def test_hf_names_a_data_set_of_the_hub(tmp_path, monkeypatch):
@@ -86,9 +80,7 @@ def test_hf_names_a_data_set_of_the_hub(tmp_path, monkeypatch):
 
 def test_data_of_eval_is_local(small, llm_fed, finished, offline, tmp_path):
     adapter = ["eval", "--base", small.base, "--adapter", finished / "adapters/ada"]
-    llm_fed(*adapter, "--data", small.data / "ada/tset.jsonl").assert_refused(
-        "--data", "no such file", "ada/test.jsonl"
-    )
+    llm_fed(*adapter, "--data", small.data / "ada/tset.jsonl").assert_refused("--data", "no such file")
     llm_fed(*adapter, "--data", "hf://some/thing").assert_refused("--data", "is on the Hub")
 
 

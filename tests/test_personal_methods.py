@@ -54,7 +54,7 @@ def test_their_numbers_are_those_of_the_papers():
 
 
 def test_entry_points_name_them(installed):
-    assert set(plugins.by_name(plugins.METHODS)) >= set(NAMES)
+    assert set(plugins.names(plugins.METHODS)) >= set(NAMES)
     for name, kind in NAMES.items():
         built = methods.build({"name": name})
         assert type(built).__name__ == kind and built.paper

@@ -166,7 +166,7 @@ def test_a_cache_on_a_disk_without_locks(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own/train.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="has no locks; set HF_HOME to a folder on another disk"):
-        rows.folder_data(tmp_path / "own")
+        rows.hub_data(tmp_path / "own")
 
 
 def test_a_base_whose_cache_has_no_locks():

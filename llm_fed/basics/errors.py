@@ -64,10 +64,10 @@ def printable(text: str) -> str:
     return _CONTROLS.sub("?", text)
 
 
-def listed(names: Sequence[str], most: int = 20) -> str:
+def listed(names: Sequence[str], most: int = 20, sep: str = ", ") -> str:
     """Names in a message, `ada, bob`; of many the first, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return sep.join(names[:most]) + more
 
 
 def install(extra: str) -> str:

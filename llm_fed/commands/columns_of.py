@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, listed
 from llm_fed.rows import Row, Source, file_rows, owners
 from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
@@ -52,9 +52,8 @@ def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, str], Par
     if looked.file is None:
         return looked.chosen, PartitionConfig(), "", []
     with said_as_options():
-        roles = usual_columns.resolve_labelled(
-            section(ColumnsConfig, {**looked.chosen}), looked.names, looked.sample, looked.file, whose=True, side=True
-        )
+        seen = usual_columns.SeenColumns(looked.names, looked.sample, looked.file, whose=True, side=True)
+        roles = usual_columns.resolve_labelled(section(ColumnsConfig, {**looked.chosen}), seen)
     labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]
     return *looked.divided(roles), labels
 
@@ -117,7 +116,7 @@ class _Looked:
             return self.chosen, PartitionConfig(), ""
         if found is None:
             raise UserError(
-                f"{self.file}: no column names the clients among {usual_columns.few(self.names)}; give --client "
+                f"{self.file}: no column names the clients among {listed(self.names)}; give --client "
                 "COLUMN, or --clients N to split the rows at random among N clients"
             )
         how = f"by the column {found[0]} ({found[1]:,} values); --client chooses another"

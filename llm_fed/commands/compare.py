@@ -221,9 +221,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     base = bases.of(plan.file)
     structure = base.structure(plan.file.adapter)
     layout = base.layout(structure)
-    table = Table(
-        next(iter(metrics.values())), plan.seeds, layout.size, rows, natural=natural(plan.file.task), budget=plan.budget
-    )
+    table = Table(next(iter(metrics.values())), plan.seeds, layout.size, rows, natural=natural(plan.file.task))
     if isinstance(structure, Lora) and base.head:
         head = layout.size - base.layout(replace(structure, whole=())).size
         table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")

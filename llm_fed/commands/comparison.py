@@ -31,7 +31,7 @@ class ComparisonPlan:
     """Every run of a comparison, equal ones once, resolved and checked against what lies on disk."""
 
     def __init__(self, given: Rows, out: Path):
-        self.rows, self.seeds, self.budget, self.own, self._out = given.rows, given.seeds, given.budget, given.own, out
+        self.rows, self.seeds, self.own, self._out = given.rows, given.seeds, given.own, out
         # By digest: what an earlier command began there (under another label, perhaps), and what is planned.
         configs = sorted([*out.glob("*/config.yaml"), *out.glob("needs/*/config.yaml")])
         begun = {config.parent: saved_config(config.parent) for config in configs if holds_results(config.parent)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ class Rows:
     rows: dict[str, list[str]]  # by label: the words of the row alone
     seeds: list[int]
     cells: dict[tuple[str, int], Config]  # by label and seed
-    budget: float | None  # see `Section`
     own: OwnObjects  # instead of names, which must be at hand
 
     def check(self) -> None:
@@ -99,11 +97,11 @@ def read_rows(
         from llm_fed import methods
         from llm_fed.settings import plugins
 
-        known = [*of_file, *methods.NAMES, *plugins.by_name(plugins.METHODS)]
+        known = [*of_file, *methods.NAMES, *plugins.names(plugins.METHODS)]
         for name in others:
             if name not in known and ":" not in name:
                 raise UserError(f"--methods: there is no row or method {name!r}{did_you_mean(name, known)}")
-    return Rows(file, rows, seeds, cells, section.budget, own)
+    return Rows(file, rows, seeds, cells, own)
 
 
 def _check_drawn(config: Config) -> None:
@@ -122,7 +120,6 @@ class Section:
 
     rows: dict[str, list[str]]  # label -> words
     seeds: list[int]
-    budget: float | None = None  # MB (2^20 bytes) that all clients together may send and receive in a run
 
 
 def read_section(path: str | Path) -> Section:
@@ -131,7 +128,7 @@ def read_section(path: str | Path) -> Section:
     example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
     if not isinstance(section, dict):
         raise UserError(f"{path}: compare is {section!r}; it takes a mapping, e.g. {example}")
-    configfile.check_keys(section, ["seeds", "rows", "budget"], "compare.")
+    configfile.check_keys(section, ["seeds", "rows"], "compare.")
     rows, seeds = section.get("rows", {}), section.get("seeds", [])
     if not isinstance(rows, dict):
         raise UserError(f"{path}: compare.rows is {rows!r}; it takes labels with lists of words, e.g. {example}")
@@ -145,10 +142,7 @@ def read_section(path: str | Path) -> Section:
             raise UserError(f"{path}: row {label!r} has a seed, but all rows have those of compare.seeds or --seeds")
     if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
         raise UserError(f"{path}: compare.seeds is {seeds!r}; it takes a list of whole numbers")
-    budget = section.get("budget")
-    if budget is not None and not (type(budget) in (int, float) and 0 < budget < math.inf):
-        raise UserError(f"{path}: compare.budget is {budget!r}; it takes a number of MB above 0, e.g. 200000")
-    return Section({str(label): words for label, words in rows.items()}, seeds, budget)
+    return Section({str(label): words for label, words in rows.items()}, seeds)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from llm_fed.basics.errors import UserError
-from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.common import Example, TaskData, text_of
 
@@ -87,7 +87,7 @@ def lengths(
 
     pairs = all(each.rejected for examples in chosen.values() for each in examples)
     objective = ObjectiveConfig("dpo" if pairs else "sft")
-    encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows, objective=objective)
+    encoder = Encoder(tokenizer, Config(task=TaskConfig(template=template), objective=objective), rows=rows)
     return {
         client: [(each.whole, each.whole - each.prompt) for each in encoder.lengths(own)]
         for client, own in chosen.items()

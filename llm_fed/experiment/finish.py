@@ -22,6 +22,7 @@ from llm_fed.federation import privacy
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import Messages, finish
 from llm_fed.federation.progress import Progress, restore
+from llm_fed.kinds.kind import Shown
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.requests import succeeded
@@ -168,10 +169,10 @@ def write_samples(experiment: Experiment, run: Run, personal: Predictions, base:
     Raises:
         RunError: the disk is full.
     """
-    config, shown = experiment.config, experiment.base.shown(experiment.config)
+    config, model = experiment.config, experiment.base
     most = config.report.samples if config.privacy.clip is None else 0
     clients = [id for id in experiment.scored if id in personal][:_SAMPLED] if most else []
-    if not clients or shown is None:
+    if not clients or "texts" not in model.reads:
         run.forget(SAMPLES)
         return
     asked = {id: experiment.scored[id].data.queries["test"][: min(most, len(personal[id]))] for id in clients}
@@ -182,7 +183,7 @@ def write_samples(experiment: Experiment, run: Run, personal: Predictions, base:
         if len(base.get(id, ())) < len(asked[id])
     }
     answered = {**base, **succeeded(experiment.runtime.run(work))}
-    lines = []
+    lines, shown = [], Shown(model)
     for id in clients:
         examples = getattr(experiment.scored[id].data.queries["test"], "examples", None)
         for number, query in enumerate(asked[id]):

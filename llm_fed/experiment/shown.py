@@ -15,7 +15,7 @@ from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import printable
 from llm_fed.experiment import splits
 from llm_fed.experiment.announce import SPLITS, CountSummary
-from llm_fed.kinds.encoding import Encoder, Texts
+from llm_fed.kinds.encoding import Encoder
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.models.loading import read_tokenizer
@@ -101,7 +101,7 @@ def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> Sh
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)
     ends = sorted({*stops, *filled(template, tokenizer).ends})
-    texts = Texts(tokenizer, config, template, rows)
+    texts = Encoder(tokenizer, config, template, rows)
     parties = dict(data.clients) | ({"server": data.server} if data.server else {})
     examples: list[ShownExample] = []
     counts: dict[str, list[int]] = {split: [] for split in SPLITS}

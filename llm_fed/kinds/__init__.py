@@ -3,8 +3,8 @@ have, answers and exports. A kind of your own is a class in any module, named as
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
+from pkgutil import resolve_name
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
@@ -33,11 +33,7 @@ def of(config: BaseConfig, usual: str) -> type[Kind]:
         if isinstance(given, Kind):
             return type(given)
         path = KINDS["language"] if isinstance(given, tuple) else _MODULES
-    module, _, attribute = path.partition(":")
-    if path:
-        found = getattr(importlib.import_module(module), attribute)
-    else:
-        found = plugins.find("base.kind", name, plugins.KINDS, KINDS)
+    found = resolve_name(path) if path else plugins.find("base.kind", name, plugins.KINDS, KINDS)
     if not (isinstance(found, type) and issubclass(found, Kind)):
         raise UserError(f"base.kind={name!r} is {found!r:.60}; it must be a class that derives from llm_fed.kinds.Kind")
     return found

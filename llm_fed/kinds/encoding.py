@@ -20,20 +20,15 @@ from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import Config, TaskConfig
-from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import preferences
 from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, text_of
 from llm_fed.tasks.control import THINK, answer_of, reasoning, without_surrogates
-from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, encoded, template_of
+from llm_fed.tasks.templates import as_turns, encode_prompt, encoded, template_of
 
 MOST = 2**16  # examples whose tokens are kept, those that were looked at last; of 250 tokens they take 0.7 GiB
 ABILITY_TOKENS = 128  # of a paragraph of `eval.ability`, which is cut there; most have 80
 Trained: TypeAlias = Encoded | AnswerPair | Judged
 Item = TypeVar("Item")
-
-
-class NoneFits(UserError):
-    """A client has examples, and all of them are too long."""
 
 
 class Length(NamedTuple):
@@ -54,25 +49,48 @@ class Encoder:
 
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
+        none_fits: in words, the splits of the last client of which no example fits.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        task: TaskConfig,
+        config: Config,
         template: Template | None = None,
         rows: int | None = None,
         room: Callable[[int], int] | None = None,
-        objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008  frozen
     ):
-        self.tokenizer, self.task, self.rows, self._room = tokenizer, task, rows, room
-        self.objective = objective
-        self.template = template or template_of(task.template, tokenizer)
+        self.tokenizer, self.config, self.rows, self._room = tokenizer, config, rows, room
+        self.task, self.objective = config.task, config.objective
+        self.template = template or template_of(self.task.template, tokenizer)
         self.skipped: Counter[str] = Counter()
+        self.none_fits: list[str] = []
         self._trained = lru_cache(MOST)(lambda example: self._item(self.objective.name, example))
         self._queried = lru_cache(MOST)(self._query)
         self._untrained = 0  # messages of the assistant that are no targets
         self._not_compared = 0  # examples that are asked, whose given answers are too long
+        measured = config.eval.ability and not self.objective.preferences
+        self._ability = self._fixed_text() if measured else ()
+
+    def data(self, id: str, given: ClientData, data: Data) -> Data:
+        config, before, self.none_fits = self.config, self.skipped.copy(), []
+        held_out = self.training(id, "validation", given.validation, required=False)
+        queries = {
+            split: self.queries(id, split, in_scored_order(own, own, split, config), config.eval.limit)
+            for split, own in (("validation", given.validation), ("test", given.test))
+        }
+        cut = {split: lengths for split, requested in queries.items() if (lengths := self.cut(requested))}
+        return replace(
+            data, train=self.training(id, "training", given.train), held_out=held_out, queries=queries,
+            left_out=self.skipped - before, cut=cut, none_fits=tuple(self.none_fits), ability=self._ability,
+        )  # fmt: skip
+
+    def _fixed_text(self) -> Sequence[Query]:
+        """The paragraphs of the text of `eval.ability`, as they stand and the same for all data."""
+        text = (Path(__file__).parents[1] / "assets" / "ability.txt").read_text(encoding="utf-8")
+        plain = Config(task=TaskConfig(template="plain", max_length=ABILITY_TOKENS, too_long="cut-end"))
+        examples = [Example("", (paragraph,)) for paragraph in text.strip().split("\n\n")]
+        return Encoder(self.tokenizer, plain, rows=self.rows).queries("", "ability", examples)
 
     def lengths(self, examples: Sequence[Example]) -> list[Length]:
         """How long examples are."""
@@ -82,8 +100,7 @@ class Encoder:
     def training(
         self, client: str, split: str, examples: Sequence[Example], required: bool = True
     ) -> Sequence[Trained]:
-        """What training sees: prompt and response together. NoneFits: there are examples, at least one is `required`,
-        and none fits."""
+        """What training sees: prompt and response together. Without `required` nothing is said of what does not fit."""
         self._check(examples)
         chosen = []
         for example in examples:
@@ -98,8 +115,7 @@ class Encoder:
     def queries(
         self, client: str, split: str, examples: Sequence[Example], limit: int | None = None
     ) -> Sequence[Query]:
-        """What evaluation asks: of the examples whose prompt fits, the first `limit`. NoneFits: there are examples, and
-        none fits."""
+        """What evaluation asks: of the examples whose prompt fits, the first `limit`."""
         self._check(examples)
         skips, most = self.task.too_long == "skip", self.task.max_length
         indices: list[int] = []
@@ -155,8 +171,7 @@ class Encoder:
 
     def _check(self, examples: Sequence[Example]) -> None:
         """Refuse what the objective does not learn from, and count what is not learned from."""
-        if self.objective.preferences:
-            preferences.check(self.objective.name, examples)
+        preferences.check(self.objective.name, examples)
         turns = (turn for example in examples if not example.rejected for turn in as_turns(example.prompt))
         self._untrained += sum(turn.role == "assistant" and not turn.trained for turn in turns)
 
@@ -164,7 +179,7 @@ class Encoder:
         if seen > fitting:
             self.skipped[split] += seen - fitting
         if seen and not fitting:
-            raise NoneFits(
+            self.none_fits.append(
                 f"client {client}: none of its {seen} {split} examples fits into task.max_length="
                 f"{self.task.max_length} tokens; raise it, or leave the client out"
             )
@@ -202,8 +217,7 @@ class Encoder:
         prompt = whole[-self.task.max_length :] if self.task.too_long == "cut-start" else whole
         texts = tuple(dict.fromkeys(example.options))  # what is there twice is one option
         options = tuple(
-            encode_continuation(example.prompt, option, self.tokenizer, template=self.template).answer
-            for option in texts
+            encoded(Example(example.prompt, (option,)), self.tokenizer, self.template).answer for option in texts
         )
         right = tuple(index for index, option in enumerate(texts) if option in example.answers)
         pair = self._item("dpo", example) if example.rejected else None
@@ -280,48 +294,3 @@ class Encodings(Sequence[Item], Generic[Item]):
         return isinstance(other, Sequence) and self[:] == list(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class Texts(Encoder):
-    """The encoding of a task's texts; arguments as of `Encoder`."""
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        config: Config,
-        template: Template | None,
-        rows: int | None,
-        room: Callable[[int], int] | None = None,
-    ):
-        super().__init__(tokenizer, config.task, template, rows, room, config.objective)
-        self._config = config
-        self._ability = _fixed_text(self) if config.eval.ability and not config.objective.preferences else ()
-
-    def data(self, id: str, given: ClientData, data: Data) -> Data:
-        config, before, none_fits = self._config, self.skipped.copy(), list[str]()
-        held_out = self.training(id, "validation", given.validation, required=False)
-        queries: dict[str, Sequence[Query]] = {}
-        for split, own in (("validation", given.validation), ("test", given.test)):
-            try:
-                queries[split] = self.queries(id, split, in_scored_order(own, own, split, config), config.eval.limit)
-            except NoneFits as error:
-                queries[split] = ()
-                none_fits.append(str(error))
-        cut = {split: lengths for split, requested in queries.items() if (lengths := self.cut(requested))}
-        train: Sequence[Trained] = ()
-        try:
-            train = self.training(id, "training", given.train)
-        except NoneFits as error:
-            none_fits.append(str(error))
-        return replace(
-            data, train=train, held_out=held_out, queries=queries, left_out=self.skipped - before, cut=cut,
-            none_fits=tuple(none_fits), ability=self._ability,
-        )  # fmt: skip
-
-
-def _fixed_text(encoder: Encoder) -> Sequence[Query]:
-    """The paragraphs of the text of `eval.ability`, as they stand and the same for all data."""
-    text = (Path(__file__).parents[1] / "assets" / "ability.txt").read_text(encoding="utf-8")
-    plain = TaskConfig(template="plain", max_length=ABILITY_TOKENS, too_long="cut-end")
-    examples = [Example("", (paragraph,)) for paragraph in text.strip().split("\n\n")]
-    return Encoder(encoder.tokenizer, plain, rows=encoder.rows).queries("", "ability", examples)

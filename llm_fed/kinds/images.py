@@ -31,7 +31,6 @@ from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.settings.paths import public
 from llm_fed.tasks.common import Picture, TaskData, pixels_of
 from llm_fed.tasks.common import labels_of as labels_of_pictures
-from llm_fed.tasks.images import labels_of
 
 CONFIG, PROCESSING = "config.json", "preprocessor_config.json"  # beside the weights of a whole model
 PATCH = 16  # pixels
@@ -60,16 +59,8 @@ class Images(Kind):
         return load_images(config.base, task.labels, device, next(known, config.task.image_size or SIZE))
 
     @classmethod
-    def known_labels(cls, config: Config) -> tuple[str, ...]:
-        return labels_of(config.task) or ()
-
-    @classmethod
     def check_network(cls, config: Config) -> None:
-        if labels_of(config.task) is None:
-            raise UserError(
-                f"task.name={config.task.name}: over a network no machine sees all pictures, so task.labels must name "
-                "all classes, e.g. task.labels=[cat,dog]"
-            )
+        super().check_network(config)
         if config.task.image_size is None:
             raise UserError("over a network the server sees no picture; set task.image_size to their height and width")
         if config.base.clients and isinstance(config.network.clients, int):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self
 import numpy as np
 from torch import Tensor, nn
 
+from llm_fed import tasks
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
@@ -82,11 +83,16 @@ class Kind(Trainable):
     @classmethod
     def known_labels(cls, config: Config) -> tuple[str, ...]:
         """The labels as far as they are known without the clients' data, as at the server of a network."""
-        return config.task.labels or ()
+        return tasks.labels_of(config.task) or ()
 
     @classmethod
     def check_network(cls, config: Config) -> None:
         """Refuse what this kind cannot do over a network. UserError: what, and what to set."""
+        if "labels" in cls.reads and not cls.known_labels(config):
+            raise UserError(
+                f"task.name={config.task.name}: over a network no machine sees all labels, so task.labels must name "
+                "them, e.g. task.labels=[negative,positive]"
+            )
 
     @classmethod
     def hint(cls, device: str) -> str:
@@ -96,11 +102,11 @@ class Kind(Trainable):
     @classmethod
     def saves(cls, config: BaseConfig) -> list[str]:
         """Settings with which training would need less memory, the least harmful first."""
-        return [*cls._halved(config), "a smaller local.batch_size"]
-
-    @staticmethod
-    def _halved(config: BaseConfig) -> list[str]:
-        return ["base.dtype=bfloat16"] * (config.dtype == "float32" and config.quantization is None)
+        of_texts = "max_length" in cls.uses
+        again = ["base.activation_checkpointing=true"] * (of_texts and not config.activation_checkpointing)
+        halved = ["base.dtype=bfloat16"] * (config.dtype == "float32" and config.quantization is None)
+        quantised = ["base.quantization=nf4"] * ("texts" in cls.reads and config.quantization is None)
+        return [*again, *halved, *quantised, f"a smaller {'task.max_length' if of_texts else 'local.batch_size'}"]
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -168,10 +174,6 @@ class Kind(Trainable):
     def classified(self, given: Any) -> Sequence[Any]:
         """What a user gives to be classified, as examples of this kind. UserError: it classifies nothing."""
         self._cannot("give it prompts with `generate`")
-
-    def shown(self, config: Config) -> Shown | None:
-        """Shows its predictions to people; None where there is nothing to be read."""
-        return None
 
     def _cannot(self, remedy: str) -> NoReturn:
         raise UserError(f"this is {'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}; {remedy}")

@@ -27,8 +27,8 @@ from llm_fed.engine.generation import most_rows, room_after
 from llm_fed.engine.preferences import examples_of
 from llm_fed.engine.trainable import Answering, Handler
 from llm_fed.kinds import wording
-from llm_fed.kinds.encoding import Texts
-from llm_fed.kinds.kind import Encoding, Kind, Note, Shown
+from llm_fed.kinds.encoding import Encoder
+from llm_fed.kinds.kind import Encoding, Kind, Note
 from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores
 from llm_fed.models import loading, prompt
 from llm_fed.models.base import freeze
@@ -88,16 +88,12 @@ class Language(Kind):
                 "task.template='{prompt}'"
             )
         roles = task.reading.roles if task.reading else {}
-        if config.objective.name == "sft" and "rejected" in roles:
-            found.append(
-                "objective.name=sft learns the chosen answers alone; to learn from the rejected ones, too, set "
-                "objective.name=dpo"
-            )
-        if config.objective.name == "sft" and "label" in roles:
-            found.append(
-                f"objective.name=sft learns all answers, whatever the column {roles['label']!r} says of them; to learn "
-                "from it, set objective.name=kto"
-            )
+        for role, objective in (("rejected", "dpo"), ("label", "kto")):
+            if config.objective.name == "sft" and role in roles:
+                found.append(
+                    f"objective.name=sft does not learn from the column {roles[role]!r}; to learn from it, too, set "
+                    f"objective.name={objective}"
+                )
         if r"\n" in template:
             found.append(
                 r"task.template holds a backslash and an n, which models will read as these two letters; for a line "
@@ -108,12 +104,6 @@ class Language(Kind):
     @classmethod
     def hint(cls, device: str) -> str:
         return loading.bfloat16_hint() if device == "cpu" else ""
-
-    @classmethod
-    def saves(cls, config: BaseConfig) -> list[str]:
-        again = ["base.activation_checkpointing=true"] * (not config.activation_checkpointing)
-        quantised = ["base.quantization=nf4"] * (config.quantization is None)
-        return [*again, *cls._halved(config), *quantised, "a smaller task.max_length"]
 
     def configured(self, config: Config) -> Language:
         trains = examples_of(config.objective) if config.objective.preferences else TEXT
@@ -143,7 +133,7 @@ class Language(Kind):
 
     def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
         room = partial(room_after, self, wanted=config.eval.max_new_tokens) if reads == "texts" else None
-        return Texts(self.tokenizer, config, self.prompt and self.prompt.template, self.rows, room)
+        return Encoder(self.tokenizer, config, self.prompt and self.prompt.template, self.rows, room)
 
     def wording(self, structure: Structure) -> wording.Wording:
         return wording.ADAPTER if structure.plain else wording.EXPERTS
@@ -167,9 +157,6 @@ class Language(Kind):
         for ids in tokens:
             check_rows(ids, self.rows, self.tokenizer)
         return tokens
-
-    def shown(self, config: Config) -> Shown:
-        return Shown(self)
 
     def bank(self, structure: Structure, state: State) -> AdapterBank:
         """Around the model, with one adapter."""
@@ -259,7 +246,7 @@ class Language(Kind):
         count = [len(example.texts) for example in examples]
         if requested.mix is not None:
             return torch.tensor([requested.mix] * sum(count))
-        weights = self.mixing_weights(structure, [(requested.state, example.prompt) for example in examples])
+        weights = self.mixing_weights(structure, [(requested.state, example.texts[0].prompt) for example in examples])
         return None if weights is None else weights.repeat_interleave(torch.tensor(count), dim=0)
 
     def option_scores(self, requests: Sequence[OptionScores], engine: Engine) -> Sequence[list[list[float]]]:

@@ -24,7 +24,6 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from llm_fed import tasks
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, did_you_mean, listed, lookup
 from llm_fed.kinds import wording
@@ -79,23 +78,6 @@ class Sequences(Kind):
     @classmethod
     def readable(cls, task: TaskData) -> tuple[str, ...]:
         return ("values",) if task.labels == (NUMBER,) else ("labels",)
-
-    @classmethod
-    def known_labels(cls, config: Config) -> tuple[str, ...]:
-        return tasks.labels_of(config.task) or ()
-
-    @classmethod
-    def check_network(cls, config: Config) -> None:
-        if not cls.known_labels(config):
-            raise UserError(
-                f"task.name={config.task.name}: over a network no machine sees all labels, so task.labels must name "
-                "them, e.g. task.labels=[negative,positive]"
-            )
-
-    @classmethod
-    def saves(cls, config: BaseConfig) -> list[str]:
-        again = ["base.activation_checkpointing=true"] * (not config.activation_checkpointing)
-        return [*again, *cls._halved(config), "a smaller task.max_length"]
 
     @property
     def identity(self) -> tuple[object, ...]:

@@ -155,7 +155,7 @@ def find(name: str) -> type[Method]:
 def merger(name: str) -> type[Merge]:
     """The merger of this name, of the table or from outside. UserError: there is none, or it has rounds."""
     mergers = {alias: MERGERS[target] for alias, target in ALIASES.items() if target in MERGERS} | MERGERS
-    outside = ":" in name or name in plugins.by_name(plugins.METHODS)
+    outside = ":" in name or name in plugins.names(plugins.METHODS)
     kind = find(name) if outside else lookup("merge", name, mergers)
     if not issubclass(kind, Merge):
         raise UserError(f"merge={name!r} is a method with rounds, which llm-fed run trains")

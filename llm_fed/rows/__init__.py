@@ -136,23 +136,15 @@ def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:
     return {split: list(part_rows(f"{name} ({split})", part).good()) for split, part in parts.items()}
 
 
-def hub_data(name: str, /, **options: Any) -> dict[str, Dataset]:
-    """A Hub data set by split; UserError where it cannot be read."""
-    return _by_split(f"the Hub data set {name!r}", name, **options)
-
-
-def folder_data(folder: Path) -> dict[str, Dataset]:
-    """A folder laid out like a Hub data set, by split; UserError where it cannot be read."""
-    return _by_split(f"the folder {folder}", str(folder.resolve()))  # an absolute path is never asked of the Hub
-
-
-def _by_split(what: str, source: str, **options: Any) -> dict[str, Dataset]:
+def hub_data(source: str | Path, /, **options: Any) -> dict[str, Dataset]:
+    """A Hub data set, or a folder laid out like one, by split; UserError where it cannot be read."""
     import datasets  # takes seconds to import, and a wrong setting is to be named at once
 
-    try:
-        data = datasets.load_dataset(source, **options)
+    try:  # an absolute path is never asked of the Hub
+        data = datasets.load_dataset(source if isinstance(source, str) else str(source.resolve()), **options)
     except Exception as error:  # of any kind, as it reads files of any kind, with several other libraries
         reason = no_locks(error) or str(error).partition("\n")[0]
+        what = f"the Hub data set {source!r}" if isinstance(source, str) else f"the folder {source}"
         raise UserError(f"{what} cannot be read: {reason}") from error
     splits = data if isinstance(data, datasets.DatasetDict) else {"train": data}
     return {str(split): cast("Dataset", part) for split, part in splits.items()}

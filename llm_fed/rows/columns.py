@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from llm_fed.basics.errors import UserError, did_you_mean
+from llm_fed.basics.errors import UserError, did_you_mean, listed
 from llm_fed.basics.names import composed
 from llm_fed.rows import Cell
 from llm_fed.rows.layout import split_of
@@ -55,7 +55,6 @@ _BOOKKEEPING = re.compile(
 )
 # What a label says of an answer.
 YES, NO = ("true", "1", "1.0", "yes", "desirable"), ("false", "0", "0.0", "-1", "no", "undesirable")
-_MOST = 30  # columns that an error lists
 LABELLED = ("prompt", "input", "answer", "client", "split")  # text, second text, label, whose it is, in which split
 PAIRS = (  # usual names of two texts that are judged together
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
@@ -72,21 +71,24 @@ OF_LABELS = (
 )  # fmt: skip
 
 
-def resolve(
-    columns: ColumnsConfig,
-    names: Sequence[str],
-    sample: Sequence[Values],
-    where: str,
-    *,
-    whose: bool,
-    side: bool,
-) -> dict[str, str]:
-    """Role (a key of USUAL_NAMES) -> column, of all `names` of columns. Where a name alone does not say what it holds,
-    the `sample` of rows does. A column may name the client if `whose`, and the split if `side`. UserError where a
-    configured column is not there or would have no effect, or where there is none for the prompt or the answer."""
+class SeenColumns(NamedTuple):
+    """The columns of a file, of which each may have a role. Where a name alone does not say what a column holds, the
+    sample of rows does."""
+
+    names: Sequence[str]
+    sample: Sequence[Values]
+    where: str
+    whose: bool  # whether one may name the client
+    side: bool  # whether one may name the split
+
+
+def resolve(columns: ColumnsConfig, seen: SeenColumns) -> dict[str, str]:
+    """Role (a key of USUAL_NAMES) -> column. UserError where a configured column is not there or would have no effect,
+    or where there is none for the prompt or the answer."""
+    names, sample, where, *_ = seen
     for extra in columns.extra:
         configured("task.columns.extra", extra, names, sample, where)
-    roles = _configured_roles(columns, names, sample, where, whose)
+    roles = _configured_roles(columns, seen)
     given = dict(roles)
     form = next((form for form in ("preferences", "conversation", "text") if FORMS[form][0] in given), None)
     form = form or form_of(roles, names, sample)
@@ -96,10 +98,7 @@ def resolve(
             f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since {read} read here; leave "
             f"it out, or set the column for {inert[0] if form == 'pairs' else 'prompt and answer'} alone"
         )
-    for role in [*FORMS[form], *_OF_ALL]:
-        name = usual(role, names, roles.values())
-        if role not in roles and name and fits(role, name, sample, whose, side):
-            roles[role] = name
+    _add_usual(roles, [*FORMS[form], *_OF_ALL], seen)
     if "label" in roles and "label" not in given and not _judges(roles, sample):
         del roles["label"]
     talk = usual("messages", names, roles.values())
@@ -121,17 +120,23 @@ def resolve(
     return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
 
 
-def _configured_roles(
-    wanted: ColumnsConfig, names: Sequence[str], sample: Sequence[Values], where: str, whose: bool
-) -> dict[str, str]:
+def _configured_roles(wanted: ColumnsConfig, seen: SeenColumns) -> dict[str, str]:
     """By role the columns that the configuration names, as they are called in the file."""
     given = {role: name for role, name in dataclasses.asdict(wanted).items() if isinstance(name, str)}
-    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
-    return roles if whose else {role: name for role, name in roles.items() if role != "client"}
+    roles = {role: configured(f"task.columns.{role}", name, *seen[:3]) for role, name in given.items()}
+    return roles if seen.whose else {role: name for role, name in roles.items() if role != "client"}
+
+
+def _add_usual(roles: dict[str, str], wanted: Iterable[str], seen: SeenColumns) -> None:
+    """Add the columns with usual names for these roles."""
+    for role in wanted:
+        name = usual(role, seen.names, roles.values())
+        if role not in roles and name and fits(role, name, seen):
+            roles[role] = name
 
 
 def _lacking(role: str, what: str, names: Sequence[str], where: str, more: str = "") -> UserError:
-    return UserError(f"{where}: no column for the {what} among {few(names)}; set task.columns.{role}=COLUMN{more}")
+    return UserError(f"{where}: no column for the {what} among {listed(names)}; set task.columns.{role}=COLUMN{more}")
 
 
 def _instead(names: Sequence[str]) -> str:
@@ -151,7 +156,7 @@ def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Val
         return "pairs"
     if compared:
         return "preferences"
-    if (name := usual("messages", names, ())) and fits("messages", name, sample, True, True):
+    if (name := usual("messages", names, ())) and _may_be_talk([row.get(name) for row in sample]):
         return "conversation"
     is_text = not (prompt or answer or pick((*LABELS, *LESS_USUAL["answer"]), names)) and usual("text", names, ())
     return "text" if is_text else "pairs"
@@ -198,18 +203,23 @@ def _form_of(name: str) -> str:
     return composed(name).strip().casefold()
 
 
-def fits(role: str, name: str, sample: Sequence[Values], whose: bool, side: bool) -> bool:
+def fits(role: str, name: str, seen: SeenColumns) -> bool:
     if role == "client":
-        return whose
-    values = [value for row in sample if (value := row.get(name)) is not None]
+        return seen.whose
+    values = [value for row in seen.sample if (value := row.get(name)) is not None]
     if role == "split":
-        return side and bool(values) and all(isinstance(value, str) and split_of(value.strip()) for value in values)
+        return (
+            seen.side and bool(values) and all(isinstance(value, str) and split_of(value.strip()) for value in values)
+        )
     if role == "label":
         judged = all(str(value).strip().casefold() in (*YES, *NO) for value in values)
         return bool(values) and (judged or 2 * _num_plain(values) > len(values))
-    if role == "messages":
-        return not values or any(isinstance(value, list) or str(value).lstrip().startswith("[") for value in values)
-    return True
+    return role != "messages" or _may_be_talk(values)
+
+
+def _may_be_talk(values: Iterable[Cell]) -> bool:
+    held = [value for value in values if value is not None]
+    return not held or any(isinstance(value, list) or str(value).lstrip().startswith("[") for value in held)
 
 
 def configured(key: str, name: str, names: Sequence[str], sample: Sequence[Values], where: str) -> str:
@@ -230,11 +240,7 @@ def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
     """UserError unless the column that the configuration names under `key` exists."""
     names = list(names)
     if name not in names:
-        raise UserError(f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {few(names)}")
-
-
-def few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST]) + (", ..." if names[_MOST:] else "")
+        raise UserError(f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {listed(names)}")
 
 
 def unused(names: Iterable[str], roles: Iterable[str]) -> list[str]:
@@ -243,28 +249,18 @@ def unused(names: Iterable[str], roles: Iterable[str]) -> list[str]:
     return [name for name in names if name not in used and not _BOOKKEEPING.fullmatch(name.strip().casefold())]
 
 
-def resolve_labelled(
-    wanted: ColumnsConfig,
-    names: Sequence[str],
-    sample: Sequence[Values],
-    where: str,
-    *,
-    whose: bool,
-    side: bool,
-) -> dict[str, str]:
-    """Role (of LABELLED) -> column, of all `names` of columns; `wanted` names some. Arguments as of `resolve`.
-    UserError: a configured column is not there or would have no effect, or there is none for the text or the label."""
-    roles = _configured_roles(wanted, names, sample, where, whose)
+def resolve_labelled(wanted: ColumnsConfig, seen: SeenColumns) -> dict[str, str]:
+    """Role (of LABELLED) -> column; `wanted` names some. UserError: a configured column is not there or would have no
+    effect, or there is none for the text or the label."""
+    names, where = seen.names, seen.where
+    roles = _configured_roles(wanted, seen)
     if inert := [role for role in roles if role not in LABELLED]:
         raise UserError(
             f"{where}: task.columns.{inert[0]}={roles[inert[0]]} would have no effect, since texts with labels are "
             "read here: task.columns.prompt names the text, input the second one of a pair, and answer the label; "
             "leave it out"
         )
-    for role in _OF_ALL:
-        name = usual(role, names, roles.values())
-        if role not in roles and name and fits(role, name, sample, whose, side):
-            roles[role] = name
+    _add_usual(roles, _OF_ALL, seen)
     free = [name for name in names if name not in roles.values()]
     if "answer" not in roles and (label := pick(OF_LABELS, free)):
         roles["answer"] = label

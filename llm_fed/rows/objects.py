@@ -60,10 +60,11 @@ def rows_of(table: Any, where: str) -> Iterable[Any]:
     if hasattr(table, "columns") and callable(getattr(table, "to_dict", None)):  # of pandas
         named = [name for name in table.index.names if name is not None and name not in table.columns]
         return (table.reset_index(named) if named else table).to_dict("records")
-    if hasattr(table, "__getitem__") and hasattr(table, "__len__") and not isinstance(table, str | bytes | Mapping):
-        return (table[index] for index in range(len(table)))  # a list, or torch's Dataset
-    if isinstance(table, Iterable) and not isinstance(table, str | bytes | Mapping) and iter(table) is not table:
-        return table
+    if not isinstance(table, str | bytes | Mapping | Iterator):
+        if hasattr(table, "__getitem__") and hasattr(table, "__len__"):  # a list, or torch's Dataset
+            return (table[index] for index in range(len(table)))
+        if isinstance(table, Iterable):
+            return table
     raise UserError(f"{where} is {type(table).__name__}; give {FORMS}")
 
 
@@ -84,17 +85,14 @@ def _as_it_gives(table: Dataset, where: str) -> Iterator[Mapping[str, Cell]]:
         table = table.with_format(None, columns=None if form["output_all_columns"] else form["columns"])
     elif not form:
         table = table.with_format(None)
-    rows, number = iter(table), 0
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:  # the user's own function
-            said = one_line(f"{type(error).__name__}: {error}")
-            raise UserError(f"{where}[{number}]: the data set fails to give this row: {said}; correct it") from error
-        yield row
-        number += 1
+    given = 0
+    try:
+        for row in table:
+            yield row
+            given += 1
+    except Exception as error:  # the user's own function
+        said = one_line(f"{type(error).__name__}: {error}")
+        raise UserError(f"{where}[{given}]: the data set fails to give this row: {said}; correct it") from error
 
 
 def _as_mapping(row: Any, where: str) -> dict[str, Cell]:

@@ -56,19 +56,12 @@ class _Cells(NamedTuple):
     lines: int = 1
 
 
-class _Dialect(NamedTuple):
-    skipped: int  # lines before the header
-    options: dict[str, Any]  # of csv.reader
-    remark: str  # what is special about it
-
-
 def csv_rows(source: Source, data: DataFile) -> Rows:
     """A header and a row per record. Blank lines, and lines of nothing but separators, are no rows. UserError where a
     quotation mark has no end, so that the rows behind it cannot be told apart."""
-    dialect = _dialect_of(data.head, "\t" if ".tsv" in map(str.casefold, data.path.suffixes) else ",")
-    source.remark(dialect.remark)
-    lines = islice(data.lines(), dialect.skipped, None)
-    records = _records(source, lines, dialect)
+    skipped, options, remark = _dialect_of(data.head, "\t" if ".tsv" in data.path.name.casefold() else ",")
+    source.remark(remark)
+    records = _records(source, islice(data.lines(), skipped, None), options, skipped + 1)
     header = next(records, None)
     if isinstance(header, BadRow):
         raise header
@@ -76,11 +69,11 @@ def csv_rows(source: Source, data: DataFile) -> Rows:
         yield from _with_header(source, header.cells, records, "line")
 
 
-def _dialect_of(head: str, usual: str) -> _Dialect:
-    """The dialect of a table that begins with this text. The separator is the one that makes most columns of the first
-    line, or what Excel says in a line `sep=;`. Lines of one column are parted by nothing, so that their texts may hold
-    commas. Where doubled quotation marks do not fit the first lines, another way of quoting counts if it fits all of
-    them. The `usual` separator needs no remark."""
+def _dialect_of(head: str, usual: str) -> tuple[int, dict[str, Any], str]:
+    """(lines before the header, options of csv.reader, what is special) of a table that begins with this text. The
+    separator is the one that makes most columns of the first line, or what Excel says in a line `sep=;`. Lines of one
+    column are parted by nothing, so that their texts may hold commas. Where doubled quotation marks do not fit the
+    first lines, another way of quoting counts if it fits all of them. The `usual` separator needs no remark."""
     lines = list(io.StringIO(head, newline=""))
     skipped = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
     first, separator = "".join(lines[skipped : skipped + 1]), ""
@@ -98,8 +91,8 @@ def _dialect_of(head: str, usual: str) -> _Dialect:
             if "escapechar" in quoting and '\\"' not in head:
                 continue
             if _fits(records, other) and ("escapechar" in quoting or _is_bare(records, other)):
-                return _Dialect(skipped, other, ", ".join(filter(None, (named, remark))))
-    return _Dialect(skipped, options, named)
+                return skipped, other, ", ".join(filter(None, (named, remark)))
+    return skipped, options, named
 
 
 def _is_bare(lines: Sequence[str], options: dict[str, Any]) -> bool:
@@ -123,8 +116,9 @@ def _fits(lines: Sequence[str], options: dict[str, Any]) -> bool:
     return len(widths - {0}) <= 1
 
 
-def _records(source: Source, text: Iterable[str], dialect: _Dialect) -> Iterator[_Cells | BadRow]:
-    reader, first = csv.reader(text, **dialect.options), dialect.skipped + 1
+def _records(source: Source, text: Iterable[str], options: dict[str, Any], first: int) -> Iterator[_Cells | BadRow]:
+    """The records of a text whose lines are numbered from `first` on."""
+    reader = csv.reader(text, **options)
     while True:
         start = first + reader.line_num
         where = f"{source.where}, line {start}"

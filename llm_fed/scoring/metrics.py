@@ -7,7 +7,6 @@ import re
 import statistics
 import string
 import unicodedata
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -79,14 +78,10 @@ def pearson(said: Numbers, right: Numbers) -> float:
 
 
 def spearman(said: Numbers, right: Numbers) -> float:
-    """Spearman's correlation, of the ranks, as `pearson`."""
-    return pearson(_ranks(said), _ranks(right))
+    """Spearman's correlation, of the ranks, as `pearson`; equal values share the mean of their ranks."""
+    from pandas import Series  # takes a second to import
 
-
-def _ranks(values: Numbers) -> Numbers:
-    """From 1 on; equal values share the mean of their ranks."""
-    ordered = sorted(values)
-    return [(bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in values]
+    return pearson(Series(said).rank().tolist(), Series(right).rank().tolist())
 
 
 def option_accuracy(said: Sequence[str | Numbers], right: Sequence[Any]) -> float:

@@ -134,7 +134,9 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
             taken = _adapter(hint).validate_python(reading)
         except ValidationError as refused:
             found = refused.errors(include_url=False, include_context=False)
-            beyond += [reading for each in found if each["type"] in _OUT_OF_RANGE and _is_of_type(each)]
+            # Of choices, which are all texts, pydantic says the same whatever they are compared with.
+            known = [each for each in found if each["type"] != "literal_error" or isinstance(each["input"], str)]
+            beyond += [reading for each in known if each["type"] in _OUT_OF_RANGE]
         else:
             if not any(map(_is_too_large, taken.values() if isinstance(taken, dict) else [taken])):
                 return taken
@@ -164,11 +166,6 @@ def _refusal(value: Any, hint: Any, key: str, beyond: Sequence[Any]) -> UserErro
 
 def _is_too_large(value: Any) -> bool:
     return isinstance(value, int) and not -_LARGEST <= value < _LARGEST
-
-
-def _is_of_type(error: Mapping[str, Any]) -> bool:
-    """Of choices, which are all texts, pydantic says the same whatever they are compared with."""
-    return error["type"] != "literal_error" or isinstance(error["input"], str)
 
 
 @cache

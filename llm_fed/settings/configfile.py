@@ -198,7 +198,7 @@ def _settings_of_method(section: dict[str, Tree]) -> dict[str, Any]:
     named = {"name": text_of(section["name"]) or str(section["name"])} if "name" in section else {}
     unclear = [key for key, value in section.items() if key != "name" and isinstance(value, Spelled | list)]
     fields: Mapping[str, Any] = {}
-    if unclear and named and (":" in named["name"] or named["name"] in plugins.by_name(plugins.METHODS)):
+    if unclear and named and (":" in named["name"] or named["name"] in plugins.names(plugins.METHODS)):
         with suppress(UserError):  # which is said where the method is built
             kind = plugins.find("method.name", named["name"], plugins.METHODS, ())
             fields = hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}

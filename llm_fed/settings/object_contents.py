@@ -4,12 +4,12 @@ name."""
 
 from __future__ import annotations
 
-import copyreg
 import dis
 import functools
 import hashlib
 import importlib.util
 import json
+import pickle
 import sys
 import sysconfig
 import types
@@ -18,21 +18,16 @@ from importlib.machinery import ModuleSpec
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-import numpy as np
-
 Files = Mapping[str, str]  # as in `contents`: by part of an object, a SHA-256
 UNKNOWN = "unknown: "  # what a checksum begins with where there is none; the reason follows
 _AT_ONCE = 8  # tensors that are read at the same time
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
+_CONSTANTS = (str, bytes, complex, tuple, frozenset, slice, types.CodeType)  # equal ones may be one object or several
+_PLAIN = (str, int, float, bool, bytes, dict, list, tuple, type(None))
 _DERIVED = {  # of a class: what says nothing of what it does, or follows from the rest
     "__abstractmethods__", "__annotations__", "__dict__", "__doc__", "__firstlineno__", "__module__", "__orig_bases__",
     "__parameters__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl",
 }  # fmt: skip
-_C_MEMBERS = (
-    types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
-    types.MethodWrapperType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
-)  # fmt: skip
 
 
 def of_object(key: str, thing: Any) -> Files:
@@ -42,7 +37,8 @@ def of_object(key: str, thing: Any) -> Files:
 
 def of_code(thing: Any) -> Files:
     """Of a function, a class or an object: its code and state, with all of the user's own that they refer to."""
-    return {str(getattr(thing, "__name__", type(thing).__name__)): digest(thing)}
+    named = thing if isinstance(thing, type | types.FunctionType) else type(thing)
+    return {named.__name__: digest(thing)}
 
 
 def digest(thing: Any) -> str:
@@ -50,14 +46,14 @@ def digest(thing: Any) -> str:
     as of a lock or an open file."""
     try:
         values = _Values(thing)
-        values.add(thing)
+        values.dump(thing)
         return values.hash.hexdigest()
     except Exception as error:  # of any kind: its classes say how it is taken apart
         return f"{UNKNOWN}{' '.join(f'{type(error).__name__}: {error}'.split())[:200]}"
 
 
-class _Values:
-    """Feeds a hash with what things say. What stands in modules of others counts by its name, as for pickle.
+class _Values(pickle._Pickler):
+    """Feeds a hash with what pickle writes of things, but for what pickle knows by its name alone and for sets.
 
     Args:
         root: whose module is the user's own, wherever it is installed.
@@ -65,119 +61,36 @@ class _Values:
 
     def __init__(self, root: Any):
         self.hash = hashlib.sha256()
-        self._seen: dict[int, int] = {}
-        self._kept: list[Any] = []  # so that no number of `_seen` is given twice
-        self._taken: set[tuple[str, str]] = set()  # module and name
-        kind = root if hasattr(root, "__qualname__") else type(root)
-        self._root = root, getattr(kind, "__module__", None) or ""
+        super().__init__(types.SimpleNamespace(write=self.hash.update), protocol=4)
+        self.taken: set[tuple[str, str]] = set()  # module and name
+        kind = root if isinstance(root, type | types.FunctionType) else type(root)
+        self._root = root, kind.__module__
 
-    def add(self, thing: Any) -> None:
-        kind = type(thing)
-        self._say(kind.__qualname__)
-        if kind in _PLAIN:
-            self._say(repr(thing))
-        elif kind in (tuple, frozenset, types.CodeType):  # constants, which may be one object or several
-            self._add_new(thing)
-        elif id(thing) in self._seen:
-            self._say(f"again {self._seen[id(thing)]}")
-        else:
-            self._seen[id(thing)] = len(self._kept)
-            self._kept.append(thing)
-            self._add_new(thing)
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        known = type(obj) in _PLAIN or id(obj) in self.memo  # type: ignore[attr-defined]
+        parts = None if known else _parts(obj, self)
+        if parts is None:
+            super().save(obj, save_persistent_id)  # type: ignore[misc]
+            return
+        self.memoize(obj)
+        self.save(type(obj).__qualname__)
+        for part in parts:
+            self.save(part)
 
-    def add_all(self, things: Iterable[Any]) -> None:
-        for thing in things:
-            self.add(thing)
-        self._say("end")
+    def memoize(self, obj: Any) -> None:
+        if type(obj) not in _CONSTANTS:
+            super().memoize(obj)  # type: ignore[misc]
 
-    def _say(self, text: str) -> None:
-        data = text.encode("utf-8", "surrogatepass")
-        self.hash.update(len(data).to_bytes(8, "little") + data)
-
-    def _add_new(self, thing: Any) -> None:
-        if type(thing) in (list, tuple):
-            self.add_all(thing)
-        elif type(thing) in (dict, types.MappingProxyType):
-            self.add_all(part for item in thing.items() for part in item)
-        elif type(thing) in (set, frozenset):  # their order differs from process to process
-            self.add_all(sorted(map(_known, thing)))
-        elif isinstance(getattr(thing, "__qualname__", None), str) and self._is_others(thing):
-            self._say(f"{thing.__module__}:{thing.__qualname__}")
-        elif isinstance(thing, type):
-            self.add_all([thing.__qualname__, thing.__bases__])
-            self.add({name: value for name, value in sorted(vars(thing).items()) if name not in _DERIVED})
-        elif isinstance(thing, _C_MEMBERS):
-            own = getattr(thing, "__self__", None)
-            self.add_all([getattr(thing, "__module__", None), thing.__qualname__])
-            self.add(None if isinstance(own, types.ModuleType) else own)
-        else:
-            add = next((add for kind, add in _ADD.items() if isinstance(thing, kind)), _Values._add_object)
-            add(self, thing)
-
-    def _add_object(self, thing: Any) -> None:
-        import torch  # which most commands do not need
-
-        self.add(type(thing))
-        if isinstance(thing, torch.Tensor):
-            self.add_all([str(thing.dtype), tuple(thing.shape)])
-            self.hash.update(_bytes(thing))
-        elif isinstance(thing, torch.nn.Module):
-            self.add_all([thing._parameters, thing._buffers, thing._modules, _attributes(thing)])
-        else:
-            reduce = copyreg.dispatch_table.get(type(thing))
-            parts = reduce(thing) if reduce else thing.__reduce_ex__(4)
-            self.add(parts if isinstance(parts, str) else [list(p) if isinstance(p, Iterator) else p for p in parts])
-            if not self._is_others(type(thing)):  # some leave out of the above what they have
-                self.add(getattr(thing, "__dict__", None))
-
-    def _add_array(self, array: np.ndarray) -> None:
-        self.add_all([array.dtype.str, array.shape])
-        if array.dtype.hasobject:
-            self.add_all(array.ravel().tolist())
-        else:
-            self.hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-    def _add_function(self, function: types.FunctionType) -> None:
-        self.add_all([function.__code__, function.__defaults__, function.__kwdefaults__, vars(function)])
-        for cell in function.__closure__ or ():
-            try:
-                self.add(cell.cell_contents)
-            except ValueError:
-                self._say("an empty cell")
-        names, every = _names(function.__code__), function.__globals__
-        for name in names:
-            if name in every:
-                self._add_named(name, every[name], names)
-        for name in _imports(function.__code__, str(every.get("__package__") or "")):
-            if self._is_own(name):
-                self._add_named(name, importlib.import_module(name), names)
-
-    def _add_named(self, name: str, value: Any, names: Sequence[str]) -> None:
-        """What a name stands for; of a module of the user's own what is taken from it by these names."""
-        self._say(name)
-        self.add(value)
-        if isinstance(value, types.ModuleType) and self._is_own(value.__name__):
-            for inner in names:
-                if inner in vars(value) and (value.__name__, inner) not in self._taken:
-                    self._taken.add((value.__name__, inner))
-                    self._add_named(inner, vars(value)[inner], names)
-
-    def _add_code(self, code: types.CodeType) -> None:
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        self.add((code.co_code, code.co_exceptiontable, code.co_names, arguments, code.co_flags))
-        self.add((code.co_argcount, code.co_posonlyargcount, code.co_consts))
-
-    def _is_others(self, thing: Any) -> bool:
+    def is_others(self, thing: type | types.FunctionType) -> bool:
         """Whether a class or function is of no module of the user's own, and found under its name there."""
-        module = str(getattr(thing, "__module__", None))
-        if thing is self._root[0] or self._is_own(module):
+        if thing is self._root[0] or self.is_own(thing.__module__ or ""):
             return False
-        found: Any = sys.modules.get(module)
-        for part in thing.__qualname__.split("."):
-            found = getattr(found, part, None)
-        return found is thing
+        try:
+            return bool(pickle.dumps(thing))
+        except (pickle.PicklingError, AttributeError):
+            return False
 
-    def _is_own(self, module: str) -> bool:
+    def is_own(self, module: str) -> bool:
         """Whether a module is the user's: that of the root, or neither Python's, nor ours, nor installed."""
         top = module.partition(".")[0]
         if top == "__main__":
@@ -189,19 +102,76 @@ class _Values:
         )
 
 
-# What is taken apart in its own way, by kind; all else as `copy` and pickle would.
-_ADD: Mapping[type, Callable[[_Values, Any], None]] = {
-    types.CodeType: _Values._add_code,
-    types.FunctionType: _Values._add_function,
-    np.ndarray: _Values._add_array,
-    types.ModuleType: lambda values, module: values.add(module.__name__),
-    types.MethodType: lambda values, method: values.add_all([method.__func__, method.__self__]),
-    property: lambda values, own: values.add_all([own.fget, own.fset, own.fdel]),
-    staticmethod: lambda values, own: values.add(own.__func__),
-    classmethod: lambda values, own: values.add(own.__func__),
-    functools.cached_property: lambda values, own: values.add(own.func),
-    functools._lru_cache_wrapper: lambda values, own: values.add(own.__wrapped__),
-}
+@functools.singledispatch
+def _parts(thing: Any, values: _Values) -> Iterable[Any] | None:
+    """What is saved instead of a thing; None: what pickle makes of it."""
+    import torch  # which most commands do not need
+
+    if isinstance(thing, torch.Tensor):
+        return str(thing.dtype), tuple(thing.shape), bytes(_bytes(thing))
+    if isinstance(thing, torch.nn.Module):
+        return type(thing), thing._parameters, thing._buffers, thing._modules, _attributes(thing)
+    return None
+
+
+@_parts.register
+def _(thing: set | frozenset, values: _Values) -> Iterable[Any]:
+    return [sorted(map(_known, thing))]  # their order differs from process to process
+
+
+@_parts.register
+def _(thing: type, values: _Values) -> Iterable[Any] | None:
+    if values.is_others(thing):
+        return None
+    slots = types.GetSetDescriptorType, types.MemberDescriptorType
+    members = {name: value for name, value in sorted(vars(thing).items()) if not isinstance(value, slots)}
+    return thing.__qualname__, thing.__bases__, {name: members[name] for name in members if name not in _DERIVED}
+
+
+@_parts.register
+def _(thing: types.FunctionType, values: _Values) -> Iterable[Any] | None:
+    return None if values.is_others(thing) else _function(thing, values)
+
+
+def _function(function: types.FunctionType, values: _Values) -> Iterator[Any]:
+    yield from (function.__code__, function.__defaults__, function.__kwdefaults__, vars(function))
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            yield "an empty cell"
+    names, every = _names(function.__code__), function.__globals__
+    for name in names:
+        if name in every:
+            yield from _named(name, every[name], names, values)
+    for name in _imports(function.__code__, str(every.get("__package__") or "")):
+        if values.is_own(name):
+            yield from _named(name, importlib.import_module(name), names, values)
+
+
+def _named(name: str, value: Any, names: Sequence[str], values: _Values) -> Iterator[Any]:
+    """What a name stands for; of a module of the user's own what is taken from it by these names."""
+    yield from (name, value)
+    if isinstance(value, types.ModuleType) and values.is_own(value.__name__):
+        for inner in names:
+            if inner in vars(value) and (value.__name__, inner) not in values.taken:
+                values.taken.add((value.__name__, inner))
+                yield from _named(inner, vars(value)[inner], names, values)
+
+
+@_parts.register
+def _(thing: types.CodeType, values: _Values) -> Iterable[Any]:
+    arguments = thing.co_varnames[: thing.co_argcount + thing.co_kwonlyargcount]
+    counts = thing.co_argcount, thing.co_posonlyargcount, thing.co_flags
+    return thing.co_code, thing.co_exceptiontable, thing.co_names, arguments, counts, thing.co_consts
+
+
+_parts.register(types.ModuleType, lambda module, values: [module.__name__])
+_parts.register(types.MappingProxyType, lambda proxy, values: [dict(proxy)])
+_parts.register(property, lambda own, values: [own.fget, own.fset, own.fdel])
+_parts.register(staticmethod | classmethod, lambda own, values: [own.__func__])
+_parts.register(functools.cached_property, lambda own, values: [own.func])
+_parts.register(functools._lru_cache_wrapper, lambda own, values: None if values.is_others(own) else [own.__wrapped__])
 
 
 def _known(thing: Any) -> str:
@@ -247,17 +217,21 @@ def _attributes(module: Any) -> dict[str, Any]:
 
 def _model(given: Any) -> Files:
     """By the names of its tensors, and of the files that a model in memory has not."""
-    model, tokenizer = given if isinstance(given, tuple) else (getattr(given, "model", given), None)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if callable(getattr(tensor, "cpu", None))}
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    alone = given if isinstance(given, torch.nn.Module | tuple) else given.model  # of a kind of a user's own
+    model, tokenizer = alone if isinstance(alone, tuple) else (alone, None)
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
     with ThreadPool(_AT_ONCE) as pool:
         checksums = dict(zip(tensors, pool.map(_tensor, tensors.values(), chunksize=1), strict=True))
     checksums["modules"] = digest([(name, type(module), _said(module)) for name, module in model.named_modules()])
-    if callable(getattr(getattr(model, "config", None), "to_json_string", None)):
+    if isinstance(model, PreTrainedModel):
         checksums["config.json"] = digest(model.config.to_json_string())
     if tokenizer is not None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        said = json.loads(backend.to_str()) if backend else {"vocab": tokenizer.get_vocab()}
-        said |= {"padding": None, "truncation": None, "template": getattr(tokenizer, "chat_template", None)}
+        is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+        said = json.loads(tokenizer.backend_tokenizer.to_str()) if is_fast else {"vocab": tokenizer.get_vocab()}
+        said |= {"padding": None, "truncation": None, "template": tokenizer.chat_template}
         checksums["tokenizer.json"] = digest(json.dumps(said, sort_keys=True))
     return checksums
 

@@ -58,9 +58,8 @@ def check_objective(objective: ObjectiveConfig, loss_on: str) -> None:
     """UserError for a setting that the loss does not have, and for losses on prompts, which both answers share.
     `loss_on`: `task.loss_on`."""
     usual = ObjectiveConfig(objective.name)
-    if objective.name == "sft" and objective.beta is not None:
-        raise UserError("objective.beta is for losses on preferences; set objective.name=dpo, or leave it out")
-    only = {"reference": (objective.reference, usual.reference, REFERRING),
+    only = {"beta": (objective.beta, None, tuple(PAPERS)),
+            "reference": (objective.reference, usual.reference, REFERRING),
             "gamma": (objective.gamma, usual.gamma, ("simpo",))}  # fmt: skip
     for key, (value, default, names) in only.items():
         if objective.name not in names and value != default:

@@ -7,13 +7,14 @@ meets this name in a run folder says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_fed.basics.errors import UserError
 
+Value = TypeVar("Value")
 PREFIX = "object::"  # no module, file or Hub id can begin so
 # By key of a configuration: the word of `llm_fed.run`, what the object is, and how a command could have it.
 _WORDS = {
@@ -28,13 +29,18 @@ _given: ContextVar[Mapping[tuple[str, str], Any]] = ContextVar("_given", default
 
 
 @contextmanager
-def given(objects: Mapping[tuple[str, str], Any]) -> Iterator[None]:
-    """Within it, the objects by key of the configuration and the name that stands there are looked up."""
-    token = _given.set({**_given.get(), **objects})
+def within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Within it, the variable has this value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _given.reset(token)
+        variable.reset(token)
+
+
+def given(objects: Mapping[tuple[str, str], Any]) -> AbstractContextManager[None]:
+    """Within it, the objects by key of the configuration and the name that stands there are looked up."""
+    return within(_given, {**_given.get(), **objects})
 
 
 def named(thing: str) -> str:

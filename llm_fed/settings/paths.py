@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics.errors import UserError, closest
+from llm_fed.basics.errors import UserError
 from llm_fed.settings.config import IMAGE_MODELS, Config
 from llm_fed.settings.objects import is_object
 
@@ -105,7 +105,7 @@ def _real(path: str) -> str:
 
 def check(key: str, given: str | None, task: str | None) -> None:
     """UserError for a path of data that is not there, and for a Hub data set where `task` reads none: where it was
-    looked for, what is close to it, and how a Hub data set is written."""
+    looked for, and how a Hub data set is written."""
     if given is None:
         return
     if hub_id(key, given) is None:
@@ -132,25 +132,10 @@ def local(key: str, given: str) -> Path:
     """The file or folder of this machine that the text names; UserError where it is not there, or a Hub id."""
     if given.startswith("hf:/"):
         raise UserError(f"{key}={given!r} is on the Hub, but a local file or folder is needed here")
-    path, near = Path(given), None
-    try:
-        path = Path(os.path.expanduser(path))
-        if given and path.exists():  # "" would be the folder that one is in
-            return path
-        near = _near(path)
-    except (OSError, ValueError, RuntimeError):  # too long for a name, no right to look there, no such user's ~
-        pass
-    hint = f"; the closest is {str(near)!r}" if near else ""
+    path = Path(os.path.expanduser(given))
+    if given and os.path.exists(path):  # "" would be the folder that one is in
+        return path
     raise UserError(
-        f"{key}={given!r}: there is no such file or folder (looked for {Path.cwd() / path}{hint}). "
+        f"{key}={given!r}: there is no such file or folder (looked for {Path.cwd() / path}). "
         f"A Hub data set is written {HUB}owner/name."
     )
-
-
-def _near(path: Path) -> Path | None:
-    """What most likely is meant by a path that is not there, as far as its folders exist."""
-    folder = next((parent for parent in path.parents if parent.exists()), None)
-    if folder is None or not folder.is_dir():
-        return None
-    name = closest(path.relative_to(folder).parts[0], [each.name for each in folder.iterdir()])
-    return folder / name if name else None

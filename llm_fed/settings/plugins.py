@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -50,7 +50,7 @@ def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
         return objects.find(key, name)
     path = _path_of(name, group)
     if path is None:
-        known = [*builtin, *by_name(group)]
+        known = [*builtin, *names(group)]
         raise UserError(
             f"{key}={name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}, and your own as "
             "package.module:Name"
@@ -71,24 +71,14 @@ def check_allowed(key: str, name: str, group: str) -> None:
         )
 
 
-@contextmanager
-def only(allowed: Collection[str]) -> Iterator[None]:
+def only(allowed: Collection[str]) -> AbstractContextManager[None]:
     """Within it, what happens on behalf of another party: of names from outside only these are looked up."""
-    token = _allowed.set(tuple(allowed))
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+    return objects.within(_allowed, tuple(allowed))
 
 
-@contextmanager
-def allowing(names: Collection[str]) -> Iterator[None]:
+def allowing(names: Collection[str]) -> AbstractContextManager[None]:
     """Within it, run folders may name these as well, as `module:Name`: the user knows whose code that is."""
-    token = _trusted.set(_trusted.get() | frozenset(names))
-    try:
-        yield
-    finally:
-        _trusted.reset(token)
+    return objects.within(_trusted, _trusted.get() | frozenset(names))
 
 
 def is_named(key: str, name: object) -> bool:
@@ -147,26 +137,23 @@ def _installed(group: str) -> Iterator[EntryPoint]:
             yield point
 
 
-def by_name(group: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a group, of all installed packages, by name, which two may share. Nothing is imported."""
-    points: dict[str, list[EntryPoint]] = {}
-    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
-        points.setdefault(point.name, []).append(point)
-    return points
+def names(group: str) -> list[str]:
+    """What the entry points of a group are called, of all installed packages. Nothing is imported."""
+    return sorted(entry_points(group=group).names)
 
 
 def describe(group: str, builtin: Collection[str], row: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """A row for each entry point of a group, for lists of what can be named: what `row` shows of its name, or what is
     wrong with it, also where the name is `builtin`, and so stands for something of llm_fed."""
-    for name, points in by_name(group).items():
-        for point in points:
-            path, package = f"{point.module}:{point.attr}", _package_of(point)
-            try:
-                if name in builtin:
-                    raise UserError(f"{name} is built into llm_fed, so this one is found as {path} alone")
-                yield {**row(name), "package": package}
-            except UserError as error:
-                yield {"name": name, "package": package, "wrong": str(error)}
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+        name, package = point.name, _package_of(point)
+        try:
+            if name in builtin:
+                path = f"{point.module}:{point.attr}"
+                raise UserError(f"{name} is built into llm_fed, so this one is found as {path} alone")
+            yield {**row(name), "package": package}
+        except UserError as error:
+            yield {"name": name, "package": package, "wrong": str(error)}
 
 
 def path_of(thing: Any) -> str:
@@ -197,7 +184,8 @@ def _path_of(name: str, group: str) -> str | None:
     """`module:Name`; None where nothing has this name. UserError where two packages use it."""
     if _PATH.fullmatch(name):
         return name
-    paths = {f"{point.module}:{point.attr}": _package_of(point) for point in by_name(group).get(name, [])}
+    points = entry_points(group=group).select(name=name)
+    paths = {f"{point.module}:{point.attr}": _package_of(point) for point in points}
     if len(paths) > 1:
         each = " or ".join(f"{path} (of {package})" for path, package in paths.items())
         raise UserError(f"{name!r} is a name in several installed packages; give the one that you mean: {each}")

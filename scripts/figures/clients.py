@@ -25,7 +25,7 @@ from rich.table import Table
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.scripting import plain_errors, write_rows
-from llm_fed.eval.style import BLUE, INK, MARKERS, ORANGE, PAGE, PALETTE, legend, plain_axes, save, whole_numbers
+from llm_fed.eval.style import BLUE, INK, MARKERS, ORANGE, PAGE, PALETTE, plain_axes, save, whole_numbers, with_legend
 from llm_fed.runs.reading import read_config
 from llm_fed.scoring.scores import Summary, summarize
 
@@ -91,7 +91,7 @@ def draw(path: Path, summaries: Mapping[str, Summary]) -> None:
             below.set_xticks(range(len(clients)), clients, rotation=90, parse_math=False)
         else:
             below.set_xticks([])
-    legend(figure)
+    with_legend(figure)
     save(figure, path)
 
 

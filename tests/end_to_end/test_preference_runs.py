@@ -102,7 +102,7 @@ def test_judged_answers(small, tmp_path):
     [
         ({"objective": {"name": "kto", "gamma": 0.1}}, "objective.gamma=0.1 is for simpo"),
         ({"objective": {"name": "orpo", "reference": "last"}}, "objective.reference=last is for dpo, ipo, kto"),
-        ({"objective": {"name": "sft", "beta": 0.1}}, "objective.beta is for losses on preferences"),
+        ({"objective": {"name": "sft", "beta": 0.1}}, "objective.beta=0.1 is for dpo, ipo, kto"),
         ({"objective": {"name": "dpoo"}}, "objective.name"),
         ({"task": {"loss_on": "all"}}, "task.loss_on=all would count the prompts"),
         ({"objective": {"name": "kto"}}, r"objective.name=kto learns.*has no label.*objective.name=dpo"),

@@ -31,7 +31,7 @@ def with_fonts(monkeypatch):
     monkeypatch.setattr(font_manager, "findSystemFonts", list)
     brought = [entry for entry in font_manager.fontManager.ttflist if "mpl-data" in entry.fname]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", brought)
-    monkeypatch.setattr(fonts, "_warned", [])
+    fonts._tell.cache_clear()
     fonts.covering.cache_clear()
     yield
     fonts.covering.cache_clear()

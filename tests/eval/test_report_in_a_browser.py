@@ -15,7 +15,6 @@ from llm_fed.eval.plots import plot_methods, plot_tradeoff
 from llm_fed.eval.report import write_report
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.report.page import prose
-from llm_fed.eval.style import bounded
 from llm_fed.eval.tables import ComparisonRow, RunResult, Table
 
 MANY = 10_000
@@ -237,14 +236,13 @@ def test_code_in_sentences_is_no_backtick():
 
 
 def test_no_score_is_beyond_100(tmp_path):
-    """Neither error bars nor ticks; and half an adapter is 0.5×, where an SI prefix would make 500 m× of it."""
+    """No tick; and half an adapter is 0.5×, where an SI prefix would make 500 m× of it."""
     texts = re.findall(r"<!-- (.*?) -->", plot_tradeoff(
         tmp_path / "p.svg", {"one": [("one", 0.5, 99.0, 30.0)], "two": [("two", 0.25, 2.0, None)]},
         cost="parameters", unit="×", metric="rouge1",
     ).read_text())  # fmt: skip
     assert "0.5×" in texts and not any("m×" in text for text in texts)
     assert max(float(text) for text in texts if re.fullmatch(r"[\d.]+", text)) == 100
-    assert bounded(99, 30) == (30, 1) and bounded(2, 3) == (2, 3)
     scores = {"one": {"a": [99.0, 100.0], "b": [60.0, 100.0]}}
     texts = re.findall(r"<!-- (.*?) -->", plot_methods(tmp_path / "m.svg", scores, metric="rouge1").read_text())
     assert max(float(text) for text in texts if re.fullmatch(r"[\d.]+", text)) == 100

@@ -50,19 +50,6 @@ def test_markdown_by_hand():
     assert "cannot be known from 1 draw" in notes and "**" not in "".join(map("".join, cells))
 
 
-def test_what_was_used_of_a_budget_by_hand():
-    """x moved 3 MB of 2^20 bytes in one draw and 5 in the other, y 9 in its only one; `late` has no run yet."""
-    table = by_hand()
-    assert "budget" not in table.as_markdown()
-    table.budget = 8
-    for row, sizes in zip(table.rows, ([3, 5], [9]), strict=False):
-        for seed, size in enumerate(sizes):
-            old = row.results[seed]
-            row.results[seed] = replace(old, traffic=replace(old.traffic, total=size * 2**20))
-    (line,) = [note for note in table.all_notes() if "budget" in note]
-    assert line.endswith("both ways) used: x 4 MB, 50.0%; y|z 9 MB, 112.5%, over the budget.")
-
-
 def test_bold_are_those_that_nobody_is_shown_to_beat():
     """x and y differ by noise of five draws, and both beat z; single clients are never marked."""
 

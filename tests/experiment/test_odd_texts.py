@@ -13,7 +13,7 @@ from llm_fed.kinds.encoding import Encoder
 from llm_fed.kinds.sentences import SentenceEncoding
 from llm_fed.kinds.sequences import Sequences, load_sequences
 from llm_fed.method.site import Data
-from llm_fed.settings.config import NUMBER, TaskConfig
+from llm_fed.settings.config import NUMBER, Config, TaskConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData, Turn
@@ -56,7 +56,7 @@ def read(kind: str, tokenizer: Any, bases: dict[str, Sequences], texts: list[str
         data = encoding.data("ann", ClientData("ann", train=examples), Data())
         return [[each.input_ids] for each in data.train]
     objective = ObjectiveConfig("dpo" if kind == "preferences" else "sft")
-    encoder = Encoder(tokenizer, TaskConfig(max_length=500), objective=objective)
+    encoder = Encoder(tokenizer, Config(task=TaskConfig(max_length=500), objective=objective))
     made = encoder.training("ann", "training", examples)
     pairs = [each.texts if kind == "preferences" else (each,) for each in made]
     return [[text.input_ids for text in texts] for texts in pairs]

@@ -12,6 +12,7 @@ from small_run import CLIENTS, SIZES
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
+from llm_fed.kinds.kind import Shown
 from llm_fed.kinds.language import load_base
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import score
@@ -52,23 +53,22 @@ CHAT = (
 TALK = (Turn("user", "Who?"), Turn("assistant", "Ada."), Turn("user", "When?"))
 
 
-@pytest.mark.parametrize(("template", "prompt", "rendered", "parts"), [
-    ("{prompt}", "Who?", "Who?", {"text": "Who?", "template": "{prompt}"}),
-    ("Q: {prompt} A:", "Who?", "Q: Who? A:", {"text": "Who?", "template": "Q: {prompt} A:"}),
-    ("Q: {prompt} A:", "Who?", "When?", {}),
-    ("chat", "Who?", "system: Be a clerk.\nuser: Who?\nassistant: ",
+@pytest.mark.parametrize(("prompt", "rendered", "parts"), [
+    ("Who?", "Who?", {"text": "Who?", "template": "{prompt}"}),
+    ("Who?", "Q: Who? A:", {"text": "Who?", "template": "Q: {prompt} A:"}),
+    ("Who?", "When?", {}),
+    ("Who?", "system: Be a clerk.\nuser: Who?\nassistant: ",
      {"text": "Who?", "template": "system: Be a clerk.\nuser: {prompt}\nassistant: "}),
-    ("chat", (Turn("system", "No."), TALK[0]), "system: No.\nuser: Who?\nassistant: ",
+    ((Turn("system", "No."), TALK[0]), "system: No.\nuser: Who?\nassistant: ",
      {"text": "Who?", "system": "No.", "template": "system: {system}\nuser: {prompt}\nassistant: "}),
-    ("chat", TALK, "system: Be a clerk.\nuser: Who?\nassistant: Ada.\nuser: When?\nassistant: ",
+    (TALK, "system: Be a clerk.\nuser: Who?\nassistant: Ada.\nuser: When?\nassistant: ",
      {"text": "user: Who?\nassistant: Ada.\nuser: When?",
       "template": "system: Be a clerk.\nuser: {prompt}\nassistant: "}),
 ])  # fmt: skip
-def test_a_prompt_stands_apart_from_its_template(template, prompt, rendered, parts):
+def test_a_prompt_stands_apart_from_its_template(prompt, rendered, parts):
     base = load_base(BaseConfig(str(ASSETS / "tiny-base"), dtype="float32"), "cpu")
     base.tokenizer.chat_template = CHAT
-    config = from_dict({"task": {"template": template}})
-    found = base.shown(config)._parts(Example(prompt, ("",)), rendered)
+    found = Shown(base)._parts(Example(prompt, ("",)), rendered)
     assert found == parts
 
 

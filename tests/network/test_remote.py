@@ -217,7 +217,7 @@ def test_what_a_federation_of_pictures_must_say(small, tmp_path):
     """The server sees no picture, and no machine sees all: classes and size come from the configuration."""
     link = NetworkInProcess(tmp_path, small, tree(small))
     for changes, said in (
-        ({"name": "images"}, "task.labels must name all classes"),
+        ({"name": "images"}, "task.labels must name them"),
         ({"name": "cifar10"}, "set task.image_size"),
         ({"name": "images", "labels": ("a", "b")}, "set task.image_size"),
         (

@@ -37,13 +37,6 @@ class Slotted:
         self.give = give
 
 
-class Forgetful(Share):
-    """Pickle would not see what it has."""
-
-    def __getstate__(self) -> None:
-        return None
-
-
 @dataclass
 class Made:
     give: Any
@@ -111,7 +104,6 @@ def cyclic(give: Any) -> Any:
 MAKERS = [
     Share,
     Slotted,
-    Forgetful,
     Made,
     lambda give: Made(0, [give]),
     lambda give: functools.partial(const, give),

@@ -23,11 +23,11 @@ from llm_fed.engine.generation import answer_text
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.method.requests import Query
 from llm_fed.scoring.metrics import normalise
-from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.tasks.common import Encoded, Example, Template, Turn
 from llm_fed.tasks.control import answer_of, reasoning, without_surrogates
 from llm_fed.tasks.conversations import turns_of
-from llm_fed.tasks.templates import around, encode_continuation, encode_prompt, encoded, filled, template_of
+from llm_fed.tasks.templates import around, encode_prompt, encoded, filled, template_of
 
 TOOLS = ("bytes, with tools", "bytes with BOS, with tools")  # whose templates write calls
 
@@ -39,7 +39,7 @@ def check_asked(tokenizer: PreTrainedTokenizerFast, template: Template, example:
     Args:
         lossless: whether the tokenizer writes every text.
     """
-    made = Encoder(tokenizer, TaskConfig(max_length=10**6), template)
+    made = Encoder(tokenizer, Config(task=TaskConfig(max_length=10**6)), template)
     (length,) = made.lengths([example])
     (trained,), (query,) = made.training("c", "training", [example]), made.queries("c", "test", [example])
     assert (length.prompt, length.whole) == (len(query.prompt), len(trained.input_ids)), "not as long as was said"
@@ -47,7 +47,7 @@ def check_asked(tokenizer: PreTrainedTokenizerFast, template: Template, example:
     if example.prompt:
         assert query.prompt == trained.requested, "evaluation asks for another prompt than training"
     for option, ids in zip(dict.fromkeys(example.options), query.options, strict=True):
-        alone = encode_continuation(example.prompt, option, tokenizer, template=template)
+        alone = encoded(Example(example.prompt, (option,)), tokenizer, template)
         assert alone.input_ids == [*query.prompt, *ids, *alone.input_ids[len(query.prompt) + len(ids) :]]
     assert all(query.options[place] == trained.answer for place in query.correct[:1]), "not the option that is trained"
     if lossless and example.prompt and answer_of(example.answers[0][reasoning(example.answers[0]) :]).strip():

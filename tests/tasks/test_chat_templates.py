@@ -13,9 +13,9 @@ from odd_tokenizers import tokenizers
 from talks import encode_conversation
 
 from llm_fed.basics.errors import UserError
-from llm_fed.tasks.common import Encoded, Turn
+from llm_fed.tasks.common import Encoded, Example, Turn
 from llm_fed.tasks.conversations import turns_of
-from llm_fed.tasks.templates import encode_continuation, encode_prompt, filled, template_of
+from llm_fed.tasks.templates import encode_prompt, encoded, filled, template_of
 
 ASKED, SAID = Turn("user", "Which bay?"), Turn("assistant", "Bay 4.")
 TALK = [ASKED, SAID, Turn("user", "And its lid?"), Turn("assistant", "Shelf 2.")]
@@ -65,7 +65,7 @@ def test_what_the_template_writes_is_prompt_and_the_end_is_learned(name, written
     tokenizer = with_form(name)
     found = encode_conversation([ASKED, SAID], tokenizer, template="chat")
     assert parts(found, tokenizer) == written
-    assert found == encode_continuation(ASKED.content, SAID.content, tokenizer, template="chat")
+    assert found == encoded(Example(ASKED.content, (SAID.content,)), tokenizer, "chat")
     assert found.requested == encode_prompt(ASKED.content, tokenizer, template="chat")
     ends = [] if written[-1][0].endswith("<|endoftext|>") else ["<|im_end|>"]
     assert filled("chat", tokenizer).ends == tokenizer.convert_tokens_to_ids(ends)

@@ -13,8 +13,9 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from llm_fed.basics.errors import UserError
+from llm_fed.tasks.common import Example
 from llm_fed.tasks.control import Marks, SafeTokenizer, answer_of, control_tokens, reasoning, without_surrogates
-from llm_fed.tasks.templates import encode_continuation, encode_prompt, template_of
+from llm_fed.tasks.templates import encode_prompt, encoded, template_of
 
 KINDS = sorted(tokenizers())
 PIECES = ("a", "Bay 4.", "\n", "  ", "</s>", "<s>", "<|im_end|>", "<end_of_turn>", "é", "🙂", "<b>", "12", "東京", " ")
@@ -122,7 +123,7 @@ def test_a_template_of_ones_own_that_begins_with_bos_has_one():
 
 def test_halves_of_characters_become_replacement_characters():
     tokenizer = byte_tokenizer()
-    found = encode_continuation("crate \ud83d", "\udc00 bay", tokenizer, template="plain")
+    found = encoded(Example("crate \ud83d", ("\udc00 bay",)), tokenizer, "plain")
     assert tokenizer.decode(found.input_ids) == "crate \ufffd\n\ufffd bay</s>"
     assert without_surrogates("\ud83d\ude42 \U0001f642") == "\ufffd\ufffd \U0001f642"
 

@@ -198,7 +198,7 @@ def test_classes_beside_the_rows(whole):
 
 
 def test_in_python_a_setting_is_a_text():
-    with pytest.raises(UserError, match='give the setting "task.columns.answer=COLUMN"'):
+    with pytest.raises(UserError, match="set task.columns.answer=COLUMN"):
         given.collect({"a": [{"question": "Where?", "note": "x"}]}, TaskConfig(), Scheme)
 
 

@@ -53,10 +53,6 @@ FORMS = {
              Turn("user", "Which ward?\n\nA burn.")), ("Burns.",), (), "n",
         ),
     ),
-    "a history of objects": (
-        {"question": "Which ward?", "answer": "Burns.", "history": [{"question": "Who?", "answer": "I."}]},
-        Example((Turn("user", "Who?"), Turn("assistant", "I."), ASKED), ("Burns.",), (), "n"),
-    ),
     "a conversation with a system column": (
         {"system": "Be brief.", "conversations": [{"from": "human", "value": "Which ward?"},
                                                   {"from": "gpt", "value": "Burns."}]},

@@ -13,7 +13,7 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.rows import Row
-from llm_fed.settings.config import ColumnsConfig, TaskConfig
+from llm_fed.settings.config import ColumnsConfig, Config, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import files
 from llm_fed.tasks.common import AnswerPair, Example, Judged
@@ -62,7 +62,7 @@ def load(folder: Path, rows: list[dict[str, Any]], **columns: Any):
 
 def encoder(name: str = "dpo", template: str = "chat", **task: Any) -> Encoder:
     config = TaskConfig("files", template=template, **task)
-    return Encoder(byte_tokenizer(chat_template=MARKED), config, objective=ObjectiveConfig(name))
+    return Encoder(byte_tokenizer(chat_template=MARKED), Config(task=config, objective=ObjectiveConfig(name)))
 
 
 def texts_of(pair: AnswerPair) -> list[tuple[str, str]]:

@@ -7,9 +7,9 @@ from transformers import PreTrainedTokenizerFast
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.encoding import Encoder
-from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.tasks.common import TEMPLATES, Encoded, Example
-from llm_fed.tasks.templates import encode_continuation, encode_prompt
+from llm_fed.tasks.templates import encode_prompt, encoded
 
 CHAT = "{% for m in messages %}<s>{{ m.content }}|{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 
@@ -21,7 +21,7 @@ def encode(
     example: Example, tokenizer: PreTrainedTokenizerFast, *, template: str, max_length: int, loss_on: str
 ) -> Encoded | None:
     config = TaskConfig(template=template, max_length=max_length, loss_on=loss_on)
-    return next(iter(Encoder(tokenizer, config).training("a", "training", [example])))
+    return next(iter(Encoder(tokenizer, Config(task=config)).training("a", "training", [example])))
 
 
 @pytest.mark.parametrize("around, bos", [("$A", False), ("<s> $A", True), ("<s> $A </s>", True)])
@@ -47,7 +47,7 @@ def test_training_generation_and_option_scoring_see_the_same_prompt(template):
     trained = encode(
         Example("Which {one}?", ("left",)), tokenizer, template=template, max_length=999, loss_on="response"
     )
-    scored = encode_continuation("Which {one}?", "right", tokenizer, template=template)
+    scored = encoded(Example("Which {one}?", ("right",)), tokenizer, template)
     assert trained.input_ids[: trained.target.index(True)] == prompt
     assert scored.input_ids[: scored.target.index(True)] == prompt
     assert "Which {one}?" in tokenizer.decode(prompt)
@@ -69,7 +69,7 @@ def test_encode_refuses_what_it_cannot_do():
     endless = byte_tokenizer()
     endless.eos_token = None
     with pytest.raises(UserError, match="no EOS token"):
-        encode_continuation("hi", "you", endless, template="plain")
+        encoded(Example("hi", ("you",)), endless, "plain")
 
 
 # The table
