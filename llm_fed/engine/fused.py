@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.engine.layers import forwards, is_replaced
-from llm_fed.models.base import device_of
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
@@ -62,7 +61,7 @@ def kernels(kind: str) -> Kernels:
 def fused(model: nn.Module, having: Kernels | None = None) -> Iterator[None]:
     """Within, norms, gates and rotations are computed in fewer launches. A backward pass belongs inside, too, as it may
     compute layers again. `having`: the kernels (default: those that are there for its device)."""
-    having = having or kernels(device_of(model).type)
+    having = having or kernels(next(model.parameters()).device.type)
     own = [module for module in model.modules() if not is_replaced(module)]
     changed = {module: MethodType(_norm, module) for module in own if type(module).__name__ in NORMS}
     if having.gated is not None:

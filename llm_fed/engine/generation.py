@@ -6,7 +6,6 @@ Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -41,8 +40,6 @@ from llm_fed.models.rotary import context, regimes
 from llm_fed.tasks.common import Encoded
 from llm_fed.tasks.control import THINK, answer_of
 from llm_fed.tasks.templates import filled
-
-log = logging.getLogger(__name__)
 
 ROWS = {"cpu": 32}  # of a batch, where `eval.batch_size` says nothing
 ROWS_ON_GPU = 256  # 1,040 answers of a base of 135M took 2.98 s on an H200, with 1,024 rows 3.88 s, with 32 rows 20.5 s
@@ -112,7 +109,7 @@ def generate(
             for _ in in_turn(batch, waiting):
                 pass
 
-    within_memory(answer, min(len(requests), _fitting(base, batch_size, columns)) or 1, partial(_fewer, free))
+    within_memory(answer, min(len(requests), _fitting(base, batch_size, columns)) or 1, free)
     return [text or "" for text in texts]
 
 
@@ -179,7 +176,7 @@ def option_log_likelihoods(
             results.update({i: [next(scores) for _ in requests[i][2]] for i in chosen})
             signs.listener.get().answered(len(chosen))
 
-    within_memory(score, _fitting(base, batch_size, columns, tokens), partial(_fewer, free))
+    within_memory(score, _fitting(base, batch_size, columns, tokens), free)
     return [results[i] for i in range(len(requests))]
 
 
@@ -193,11 +190,6 @@ def _fitting(base: Base, rows: int, columns: int, logits: int = 0) -> int:
     if base.device.type != "cpu":
         return rows
     return max(1, min(rows, TOKENS // max(1, columns), LOGITS // max(1, logits * base.rows)))
-
-
-def _fewer(free: Callable[[], None]) -> None:
-    log.warning("memory did not suffice for so many answers at once; half as many rows are tried")
-    free()
 
 
 def _batches(requests: Sequence[Scored], chosen: Sequence[int], rows: int) -> Iterator[list[int]]:
@@ -248,7 +240,8 @@ def _grows_otherwise(base: Base, request: Scored) -> bool:
     """Whether a prompt may be read otherwise with one of its options behind it than alone, see `rotary.Regimes`; so
     may a family's that feels padding, as options of unequal length are padded."""
     rotary, (_, prompt, options) = regimes(base.model), request
-    crosses = rotary is not None and any(rotary.crosses(len(prompt), len(prompt) + len(option)) for option in options)
+    sizes = [len(prompt), *(len(prompt) + len(option) for option in options)]
+    crosses = rotary is not None and len({rotary.of(size) for size in sizes}) > 1
     return crosses or feels_padding(base.model.config)
 
 

@@ -23,7 +23,6 @@ from llm_fed.export.gguf_model import Architecture
 from llm_fed.kinds import wording
 from llm_fed.kinds.language import load_base
 from llm_fed.kinds.wording import Model
-from llm_fed.models.base import Base
 from llm_fed.models.loading import attention, check_name, explain, read_settings, read_tokenizer, settle_dtype
 from llm_fed.models.prompt import FILE, prompt_for
 from llm_fed.runs.reading import read_config
@@ -64,7 +63,8 @@ class ExportPlan:
                 put_folder(partial, target)
                 sync_folder(self.out)
             except (OSError, SafetensorError, HfHubHTTPError) as error:
-                raise RunError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
+                said = error.strerror if isinstance(error, OSError) else None
+                raise RunError(f"cannot write {target}: {said or error}") from error
             except RunError as error:
                 raise RunError(f"{target} is not written: {error}") from error
             finally:
@@ -99,10 +99,11 @@ class ExportPlan:
         if self.gguf:
             gguf_files.model(folder / gguf_files.MODEL, base, prompt)
         else:
-            model_files.write_weights(folder, base, prompt)
             model_files.write(folder, base, self.base, prompt)
-        card = read_file(adapter / peft_folders.CARD).decode(errors="replace")
-        (folder / peft_folders.CARD).write_text(merged_card(card, self._described(base)), encoding="utf-8")
+        card, origin = read_file(adapter / peft_folders.CARD).decode(errors="replace"), base.source
+        shown = wording.GGUF if self.gguf else wording.MERGED
+        described = Model(origin.name, shown, prompt=prompt, dtype=self.base.dtype, revision=origin.revision)
+        (folder / peft_folders.CARD).write_text(merged_card(card, described), encoding="utf-8")
         (folder / FILE).write_bytes(public_content(adapter / FILE) or b"")
         with signs.part(f"checking the model of {client}"):
             if self.gguf:
@@ -111,11 +112,6 @@ class ExportPlan:
             else:
                 del base
                 proof.check(folder, probed, self.base)
-
-    def _described(self, base: Base) -> Model:
-        origin = base.source
-        shown = wording.GGUF if self.gguf else wording.MERGED
-        return Model(origin.name, shown, prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
 
 
 def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> ExportPlan:
@@ -134,7 +130,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
             raise UserError(f"{target} already exists; delete it, or give another folder")
     base, _ = settle_dtype(replace(config.base, device_map=None, activation_checkpointing=False), "cpu")
     model = skeleton(base)
-    if getattr(model.config, "quantization_config", None):
+    if model.config.to_dict().get("quantization_config"):
         raise UserError(
             f"the weights of base.name={base.name!r} are quantised, and an adapter cannot be merged into quantised "
             "weights; leave out --merged, and load the adapters on the base"
@@ -158,11 +154,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
 
 def _check(config: Config, adapter: Path) -> None:
     """Refuse what no single model of a language could be."""
-    if (adapter / peft_folders.GATE).is_file():
-        raise UserError(
-            f"{adapter} holds several adapters that a gate weighs for each prompt or token, so they cannot be merged "
-            "into one model; leave out --merged"
-        )
+    peft_folders.check_one(adapter, "so they cannot be merged into one model; leave out --merged")
     if not (adapter / FILE).is_file():
         raise UserError(f"{adapter} is not an adapter of a language model; leave out --merged")
     if config.base.quantization:

@@ -191,8 +191,3 @@ def freeze(model: nn.Module) -> None:
         # whose product has no backward: all gradients that pass through the layer would silently be lost.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a base's first parameter lies, hence where its inputs go."""
-    return next(model.parameters()).device
