@@ -6,6 +6,7 @@ Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -40,6 +41,8 @@ from llm_fed.models.rotary import context, regimes
 from llm_fed.tasks.common import Encoded
 from llm_fed.tasks.control import THINK, answer_of
 from llm_fed.tasks.templates import filled
+
+log = logging.getLogger(__name__)
 
 ROWS = {"cpu": 32}  # of a batch, where `eval.batch_size` says nothing
 ROWS_ON_GPU = 256  # 1,040 answers of a base of 135M took 2.98 s on an H200, with 1,024 rows 3.88 s, with 32 rows 20.5 s
@@ -109,7 +112,7 @@ def generate(
             for _ in in_turn(batch, waiting):
                 pass
 
-    within_memory(answer, min(len(requests), _fitting(base, batch_size, columns)) or 1, free)
+    within_memory(answer, min(len(requests), _fitting(base, batch_size, columns)) or 1, partial(_fewer, free))
     return [text or "" for text in texts]
 
 
@@ -176,7 +179,7 @@ def option_log_likelihoods(
             results.update({i: [next(scores) for _ in requests[i][2]] for i in chosen})
             signs.listener.get().answered(len(chosen))
 
-    within_memory(score, _fitting(base, batch_size, columns, tokens), free)
+    within_memory(score, _fitting(base, batch_size, columns, tokens), partial(_fewer, free))
     return [results[i] for i in range(len(requests))]
 
 
@@ -190,6 +193,11 @@ def _fitting(base: Base, rows: int, columns: int, logits: int = 0) -> int:
     if base.device.type != "cpu":
         return rows
     return max(1, min(rows, TOKENS // max(1, columns), LOGITS // max(1, logits * base.rows)))
+
+
+def _fewer(free: Callable[[], None]) -> None:
+    log.warning("memory did not suffice for so many answers at once; half as many rows are tried")
+    free()
 
 
 def _batches(requests: Sequence[Scored], chosen: Sequence[int], rows: int) -> Iterator[list[int]]:

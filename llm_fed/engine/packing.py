@@ -95,11 +95,7 @@ def plan(lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None =
 
 def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Partition examples into stretches of about equally many tokens, as few as the budget and MOST allow, in their
-    order. `budget`: most tokens of a stretch. A longer example is one of its own.
-
-    Returns:
-        Positions in `lengths`.
-    """
+    order: positions in `lengths`. `budget`: most tokens of a stretch. A longer example is one of its own."""
     total = sum(lengths)
     each = total / max(1, -(-total // budget))  # tokens of a stretch, were examples divisible
     batches, held, so_far = list[list[int]](), 0, 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.method.optimizer import Group
-from llm_fed.method.requests import Fit, Fitted, PerExample
+from llm_fed.method.requests import Fit, Fitted
 from llm_fed.state import FACTORS, Layout, State, factor_of, module_of
 
 
@@ -145,13 +145,6 @@ class Steps:
             for gradient, part in zip(self._gradients[k], parts, strict=True):
                 gradient.add_(factors @ part)
 
-    def _add_noise(self, k: int, private: PerExample) -> None:
-        """Turn the sum of clipped gradients of row k, perhaps of none, into their noisy mean."""
-        deviation, sizes = private.noise * private.clip, [len(part) for part in self._gradients[k]]
-        noise = private.secret.gaussians(sum(sizes), self._taken).to(self._grads)
-        for part, drawn in zip(self._gradients[k], noise.split(sizes), strict=True):
-            part.add_(drawn, alpha=deviation).div_(private.size)
-
     @torch.no_grad()
     def step(self, rows: Collection[int]) -> None:
         """One step of its own rows among these, with the gradients that are there; others rest from then on."""
@@ -163,8 +156,11 @@ class Steps:
         if not self._active:
             return
         for k in self._active:
-            if (private := self._fits[k].private) is not None:
-                self._add_noise(k, private)
+            if (private := self._fits[k].private) is not None:  # the sum of clipped gradients becomes their noisy mean
+                sizes = [len(part) for part in self._gradients[k]]
+                noise = private.secret.gaussians(sum(sizes), self._taken).to(self._grads)
+                for part, drawn in zip(self._gradients[k], noise.split(sizes), strict=True):
+                    part.add_(drawn, alpha=private.noise * private.clip).div_(private.size)
         if self._adds:
             self._add_terms()
         factor = self._settings.factor(self._taken, self._steps)

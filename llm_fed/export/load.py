@@ -57,8 +57,7 @@ def load_client(
             names its labels.
         kind: another kind of base, as `base.kind` names it.
 
-    Raises:
-        UserError: the base cannot be loaded, or the folder is damaged or does not hold an adapter of this base.
+    UserError: the base cannot be loaded, or the folder is damaged or does not hold an adapter of this base.
     """
     if isinstance(base, str):
         config = BaseConfig(name=base, dtype=dtype or "float32", kind=kind)

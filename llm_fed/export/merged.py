@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llm_fed.basics import signs
-from llm_fed.basics.errors import RunError, UserError, listed
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import put_folder, read_file, remove, sync_files, sync_folder
 from llm_fed.export import gguf_files, gguf_tokens, model_files, older, peft_folders, peft_settings, proof
 from llm_fed.export.card import merged_card
@@ -26,7 +26,7 @@ from llm_fed.kinds.wording import Model
 from llm_fed.models.loading import attention, check_name, explain, read_settings, read_tokenizer, settle_dtype
 from llm_fed.models.prompt import FILE, prompt_for
 from llm_fed.runs.reading import read_config
-from llm_fed.settings.config import BaseConfig, Config
+from llm_fed.settings.config import BaseConfig
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,21 @@ class ExportPlan:
 
     Attributes:
         adapters: by client its folder.
-        notes: what the user should know beforehand, a line each.
+        note: what the user should know beforehand; may be empty.
         gguf: whether each is a GGUF file, beside one of the base.
     """
 
     base: BaseConfig
     adapters: Mapping[str, Path]
     out: Path
-    notes: Sequence[str] = ()
+    note: str = ""
     gguf: bool = False
 
     def write(self) -> Iterator[Path]:
         """Write one model after another, and yield its folder. The base is loaded anew for each, since folding changes
         it; and each folder is loaded anew, and must compute what base and adapter do. With `gguf` the base's own file
-        comes first.
-
-        Raises:
-            UserError: the base cannot be loaded, or an adapter is damaged or does not fit it.
-            RunError: the disk is full, a folder cannot be written, or it would be another model.
-        """
+        comes first. UserError: the base cannot be loaded, or an adapter is damaged or does not fit it. RunError: the
+        disk is full, a folder cannot be written, or it would be another model."""
         for name, adapter in [(gguf_files.BASE, None)] * self.gguf + [*self.adapters.items()]:
             target, partial = self.out / name, self.out / f".{name}.partial"
             try:
@@ -115,16 +111,19 @@ class ExportPlan:
 
 
 def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> ExportPlan:
-    """What `llm-fed export --merged` will do with the adapters of a finished run.
-
-    Raises:
-        UserError: see `copies.handed_out`; or these are no single adapters of a language model in full precision, or
-            they change weights that several layers share, or `out` holds such a folder already, or llama.cpp does not
-            know the base's architecture or tokenizer.
-    """
+    """What `llm-fed export --merged` does with the adapters of a finished run. UserError: see `copies.handed_out`; or
+    these are no single adapters of a language model in full precision, or they change weights that several layers
+    share, or `out` holds such a folder already, or llama.cpp does not know the base's architecture or tokenizer."""
     config, adapters = read_config(folder), handed_out(folder, clients)
     for path in adapters.values():
-        _check(config, path)
+        peft_folders.check_one(path, "so they cannot be merged into one model; leave out --merged")
+        if not (path / FILE).is_file():
+            raise UserError(f"{path} is not an adapter of a language model; leave out --merged")
+    if config.base.quantization:
+        raise UserError(
+            f"base.quantization is {config.base.quantization}, and an adapter cannot be merged into quantised weights; "
+            "leave out --merged, and load the adapters on the quantised base"
+        )
     for target in [*(out / client for client in adapters), *([out / gguf_files.BASE] if gguf else [])]:
         if target.exists():
             raise UserError(f"{target} already exists; delete it, or give another folder")
@@ -139,29 +138,9 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
         base = replace(base, dtype="float32")  # a sum that is not rounded; llama.cpp makes smaller files of it
         Architecture.of(model.config.get_text_config())
         gguf_tokens.check(read_tokenizer(base)[0])
-    read = {client: peft_settings.read(path).structure(model) for client, path in adapters.items()}
-    parted = [client for client, path in adapters.items() if untied(model, read[client], path)]
-    notes = []
-    if parted:
-        notes.append(
-            f"the adapter of {listed(parted, 5)} changes the head, which in this base is the embedding, too: both are "
-            "written (tie_word_embeddings=false)"
-        )
-    if not gguf and (said := older.advice(model_files.settings_read(base))):
-        notes.append(said)
-    return ExportPlan(base, adapters, out, notes, gguf)
-
-
-def _check(config: Config, adapter: Path) -> None:
-    """Refuse what no single model of a language could be."""
-    peft_folders.check_one(adapter, "so they cannot be merged into one model; leave out --merged")
-    if not (adapter / FILE).is_file():
-        raise UserError(f"{adapter} is not an adapter of a language model; leave out --merged")
-    if config.base.quantization:
-        raise UserError(
-            f"base.quantization is {config.base.quantization}, and an adapter cannot be merged into quantised weights; "
-            "leave out --merged, and load the adapters on the quantised base"
-        )
+    for path in adapters.values():
+        untied(model, peft_settings.read(path).structure(model), path)
+    return ExportPlan(base, adapters, out, "" if gguf else older.advice(model_files.settings_read(base)), gguf)
 
 
 def skeleton(base: BaseConfig) -> PreTrainedModel:
