@@ -19,7 +19,7 @@ _NAMES = ("gate_up_proj", "up_proj", "down_proj")  # of such parameters, in all 
 
 
 @runtime_checkable
-class _Block(Protocol):
+class _FusedBlock(Protocol):
     """A module with fused experts, by transformers' interface for them (`use_experts_implementation`)."""
 
     has_gate: bool
@@ -77,7 +77,7 @@ def _all(model: nn.Module) -> dict[str, FusedParameter]:
     return {
         f"{location}.{name}": FusedParameter(module, name)
         for location, module in model.named_modules()
-        if isinstance(module, _Block)
+        if isinstance(module, _FusedBlock)
         for name, parameter in model.get_submodule(location).named_parameters(recurse=False)
         if name in _NAMES and parameter.dim() == 3
     }
