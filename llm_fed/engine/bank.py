@@ -63,7 +63,7 @@ class AdapterBank:
         freeze(model)
         self.model, self.structure = model, structure
         self.targets, self.layout = targets(model, structure), layout(model, structure)
-        self.fused = fused_parameters(model, structure.parameters)
+        self.fused = fused_parameters(model, structure.parameters) if structure.parameters else {}
         self.whole = {name: model.get_submodule(name) for name in structure.whole}
         for name, module in self.whole.items():
             if not isinstance(module, nn.Linear):

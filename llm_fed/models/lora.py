@@ -295,10 +295,10 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
         if structure.gate == "router":
             names.append(router(name))
             shapes.append((len(structure.experts), inputs))
-    for name, (inputs, outputs) in expert_sizes(model, structure).items():
+    for name, (inputs, outputs) in expert_sizes(model, structure).items() if structure.parameters else ():
         names += pair(name, "")
         shapes += [(structure.rank, inputs), (outputs, structure.rank)]
-    for name, parameter in whole_parameters(model, structure).items():
+    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
         names.append(name)
         shapes.append(tuple(parameter.shape))
     return Layout(tuple(names), tuple(shapes))
@@ -335,7 +335,7 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     """
     indices = layout(model, structure)
     state = State(indices, torch.zeros(indices.size, dtype=dtype))
-    for name, parameter in whole_parameters(model, structure).items():
+    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
         state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():
         state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))
