@@ -24,11 +24,9 @@ from llm_fed import rows
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, no_locks
 from llm_fed.experiment import run
-from llm_fed.kinds.language import load_base
-from llm_fed.models.loading import explain, missing_weights
+from llm_fed.models.loading import explain
 from llm_fed.runs import lock
 from llm_fed.runs.tracking import Reporter
-from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict
 
 SECONDS = 120  # in which threads that should end have ended, on a busy machine
@@ -128,14 +126,6 @@ def test_two_threads_and_one_run_folder(small, tmp_path):
     together(job, job)
     assert (tmp_path / "run/summary.json").exists() and len(said) <= 1
     assert all("another thread of this process is writing" in text for text in said), said
-
-
-def test_a_weight_that_is_missing_is_named(tied):
-    model = load_base(BaseConfig(name=str(tied), dtype="float32"), "cpu").model
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert missing_weights(model, [name, "lm_head.weight"]) == [name]
-    both = ["lm_head.weight", "model.embed_tokens.weight"]
-    assert missing_weights(model, both) == both
 
 
 def test_a_thread_that_goes_to_another_folder(small, here, monkeypatch):

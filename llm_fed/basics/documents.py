@@ -35,11 +35,11 @@ _COLLECTIONS = tuple(f"{_TAG}{kind}" for kind in ("seq", "map"))
 _HINT = "put a text in quotes if it begins with one of {[*&!|>@`%-?, has : or # beside a space, or brackets in a list"
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the first is libyaml's
+class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
     """YAML 1.1, except that 1e5 is a number, as in YAML 1.2, and a date is a text."""
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
     """Puts in quotes what `_Loader` would not take for a text."""
 
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -20,17 +21,18 @@ from llm_fed.basics.errors import RunError, UserError
 
 BATCH = 256  # folders that are brought to the disk together
 _FEW = 16  # files; more are not synced one by one
-_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux has it
+_syncfs = ctypes.CDLL(None, use_errno=True).syncfs if sys.platform == "linux" else None
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
     """Write `data` so that `path` holds either all of it or what it held before, whatever happens meanwhile; only its
     owner may read a `private` one (0600). With `sync` it is brought safely to the disk, with its name; else the caller
     does so for many (`sync_files`)."""
+    mode = 0o600 if private else 0o666
     # Nobody can know the name, so nothing lies there; O_EXCL makes sure of it.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with open(partial, "xb", opener=_private if private else _unlinked) as file:
+        with open(partial, "xb", opener=lambda name, flags: _unlinked(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             if sync:
@@ -124,12 +126,8 @@ def put_folder(whole: Path, folder: Path) -> None:
     remove(replaced)  # also what a kill between the two has left
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _unlinked(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+def _unlinked(path: str, flags: int, mode: int = 0o666) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
 
 def sync_folder(folder: Path) -> None:
@@ -156,10 +154,6 @@ def sync_files(paths: Iterable[Path]) -> None:
         os.close(handle)
 
 
-def write_folder(folder: Path, files: Mapping[str, bytes], what: str) -> None:
-    write_folders([(folder, files)], what)
-
-
 def write_folders(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str) -> None:
     """Write folders, of one file system and with contents by path, that appear complete or not at all, and that only
     their owner may read (0700, their files 0600).
@@ -179,7 +173,9 @@ def _write_batch(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str)
     written: list[Path] = []
     try:
         for folder, files in folders:
-            _check_replaceable(folder, files, what)
+            expected = {Path(name).parts[0] for name in files}
+            if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= expected):
+                raise UserError(f"{folder} exists and does not hold {what}, so it is not replaced; give another folder")
             begun.append(folder)
             partial = _beside(folder, "partial")
             remove(partial)
@@ -201,12 +197,6 @@ def _write_batch(folders: Iterable[tuple[Path, Mapping[str, bytes]]], what: str)
         for folder in begun:
             shutil.rmtree(_beside(folder, "partial"), ignore_errors=True)
     return len(begun)
-
-
-def _check_replaceable(folder: Path, files: Mapping[str, bytes], what: str) -> None:
-    expected = {Path(name).parts[0] for name in files}
-    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= expected):
-        raise UserError(f"{folder} exists and does not hold {what}, so it is not replaced; give another folder")
 
 
 def _beside(folder: Path, suffix: str) -> Path:

@@ -79,7 +79,7 @@ class Lasting:
 @contextmanager
 def lasting_streams() -> Iterator[Lasting]:
     """Within, standard output (which one gets) and error take everything, also where there were none."""
-    before = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
+    before = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
     for name, stream in before.items():
         if stream is None:  # closed; the next file that is opened would otherwise have its number
             before[name] = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
@@ -113,8 +113,7 @@ class Terminal(Console):
         usual = {"highlight": False, "soft_wrap": True, "markup": False, "emoji": False, "force_jupyter": False}
         # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
         # call itself a terminal, though no bar can move there.
-        shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
-        if hasattr(shell, "kernel"):
+        if "ipykernel" in sys.modules:
             usual["force_terminal"] = False
         super().__init__(**{**usual, **settings})
 

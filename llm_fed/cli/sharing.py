@@ -44,8 +44,8 @@ def export(
             from llm_fed.export import merged as whole
 
             plan = whole.plan(source, out_dir, client or [], gguf)
-            for note in plan.notes:
-                print(printable(note), file=sys.stderr)
+            if plan.note:
+                print(printable(plan.note), file=sys.stderr)
             for folder in plan.write():
                 out.print(str(folder))
             return

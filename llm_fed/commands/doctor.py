@@ -83,7 +83,7 @@ def _dtypes() -> str:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
     cuda = device == "cuda"
-    computes = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else loading.computes_in_bfloat16()
+    computes = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else loading.bfloat16_hint()
     return (
         f"bfloat16 is {'computed by this device' if computes else 'emulated on this device, so slow'}; base.dtype=auto "
         f"chooses {base.dtype} here"

@@ -59,7 +59,7 @@ def look_up(name: str, tell: Tell = lambda line: None) -> KnownBase:
     if known.problem:
         known = _from_hub(name, folder_or_id, tell)
     if known.config is not None:
-        forms.check_quantization(name, known.config)
+        forms.check_quantization(name, known.config.to_dict())
         known = KnownBase(known.tokenizer, known.config.get_text_config())
     return known
 

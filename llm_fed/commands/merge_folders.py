@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.basics.files import write_folder
+from llm_fed.basics.files import write_folders
 from llm_fed.basics.names import rounded
 from llm_fed.commands.evaluate import evaluate_adapter
 from llm_fed.export import factor_folders, peft_folders
@@ -69,7 +69,7 @@ def merge_folders(
         peft_folders.CARD: merge_card(location, recipe).encode(),
         **_beside(folders, origins, reporter),
     }
-    write_folder(out, files, peft_folders.WHAT)
+    write_folders([(out, files)], peft_folders.WHAT)
     return recipe, _scores([*folders, out], location, scored, reporter) if scored else {}
 
 

@@ -163,7 +163,8 @@ class RunningBatch:
         logits, cache = self._forward(new, ids, mask, None)
         tokens = _chosen(new, logits)
         if before:
-            self._mask = torch.cat(_level(self._mask, mask))
+            width = max(self._mask.shape[1], mask.shape[1])  # the narrower one is masked on the left
+            self._mask = torch.cat([F.pad(each, (width - each.shape[1], 0)) for each in (self._mask, mask)])
             self._ids = torch.cat([self._ids, tokens])
             _join(self._cache, cache)
         else:
@@ -273,12 +274,6 @@ def _log_probability(logits: Tensor, token: int, likeliest: int) -> LogProbabili
     known = logits.float().log_softmax(-1)
     values, ids = known.topk(likeliest)
     return LogProbability(token, float(known[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
-
-
-def _level(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Both masks (N, T) in the width of the wider one, masked on the left."""
-    width = max(one.shape[1], other.shape[1])
-    return F.pad(one, (width - one.shape[1], 0)), F.pad(other, (width - other.shape[1], 0))
 
 
 def _join(cache: Cache | None, new: Cache) -> None:

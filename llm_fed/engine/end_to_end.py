@@ -7,7 +7,7 @@ Shape letters: N sequences, S tokens of all of them, n target tokens, H heads, D
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from llm_fed.engine.packing import Grid, TokenSequence, repeated
 
@@ -35,11 +35,6 @@ class FlatSequences:
     borders: Tensor  # (N + 1,) int32: the beginning of each, and the end of the last
     longest: int  # at least as many tokens as the longest has
 
-    def stretches(self) -> list[slice]:
-        """The tokens of each; waits for a GPU."""
-        borders = self.borders.tolist()
-        return [slice(begin, end) for begin, end in zip(borders, borders[1:], strict=False) if end > begin]
-
 
 @dataclass(frozen=True)
 class FlatBatch:
@@ -54,7 +49,7 @@ class FlatBatch:
 
     @property
     def inputs(self) -> Mapping[str, Tensor | FlatSequences]:
-        """What a model is given on its device, within `attention`; its layers hand on what they do not know."""
+        """What a model is given on its device, `attending` so; its layers hand on what they do not know."""
         return {"input_ids": self.input_ids, "position_ids": self.positions, "sequences": self.sequences}
 
 
@@ -87,15 +82,10 @@ def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
     return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, indices, sequences)
 
 
-def attention(model: nn.Module) -> AbstractContextManager[None]:
-    """Within, each token of a model's input sees those before it in its own sequence. A backward pass belongs inside,
-    too, as it may compute layers again."""
-    return attending(model, NAME, attend)
-
-
 @contextmanager
 def attending(model: nn.Module, name: str, attend: Attention) -> Iterator[None]:
-    """Within, a model's layers use this attention, which transformers knows by the name from then on."""
+    """Within, a model's layers use this attention, which transformers knows by the name from then on. A backward pass
+    belongs inside, too, as it may compute layers again."""
     AttentionInterface.register(name, attend)  # it knows no masks for this name, so that it makes none
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]
@@ -110,8 +100,8 @@ def attending(model: nn.Module, name: str, attend: Attention) -> Iterator[None]:
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:
     """The configurations that layers look up their attention in, each once."""
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    return list({id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values())
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    return list({id(each.config): each.config for each in models}.values())
 
 
 def attend(
@@ -154,7 +144,7 @@ def one_by_one(
     query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None, window: int | None
 ) -> Tensor:
     """Attention of one sequence after another, without a kernel: (S, H, D)."""
-    lengths, parts = [at.stop - at.start for at in sequences.stretches()], []
+    lengths, parts = [length for length in sequences.borders.diff().tolist() if length], []
     for q, k, v in zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True):
         seen = None if window is None else _seen(q.shape[2], window, q.device)
         parts.append(

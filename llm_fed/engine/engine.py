@@ -161,11 +161,12 @@ class Engine:
         return [float(nn.functional.cross_entropy(each, labels)) for each in logits]
 
     def gradient_moments(self, requests: Sequence[GradientMoments]) -> Sequence[Evidence | ClientError]:
-        if any(under(request.first) or under(request.second) for request in requests):
-            raise UserError("gradient moments need plain adapters, but this method adds frozen weights beneath them")
         model = self.adapted(requests[0].structure)
-        if model.structure.gate == "mix":
-            raise UserError("gradient moments need plain adapters, but this method weighs two of them by each prompt")
+        if model.structure.gate == "mix" or any(under(request.first) or under(request.second) for request in requests):
+            raise UserError(
+                "gradient moments need plain adapters, but this method weighs two of them by each prompt, or adds "
+                "frozen weights beneath them"
+            )
         return gradients.evidence(model, requests)
 
     def gradient(self, request: Gradient) -> tuple[float, State]:
@@ -175,9 +176,6 @@ class Engine:
             model = replace(model, examples=model.examples.under_head(request.head))
         mix = self._mixing_weights(request.structure, [(request.state, example) for example in request.examples])
         return gradients.mean_gradient(model, request, mix)
-
-    def gradient_whole(self, request: Gradient) -> tuple[float, State]:
-        return self.whole(request.structure).gradient(request)
 
     def features(self, requests: Sequence[Features]) -> Sequence[Tensor]:
         examples = [example for request in requests for example in request.examples]
@@ -190,8 +188,9 @@ class Engine:
 
     def heads(self, requests: Sequence[FitHead]) -> Sequence[State]:
         """For each the linear head (weight, bias) that classifies the features of its examples best."""
-        answered = zip(self._answer(requests), requests, strict=True)
-        return [_fit_head(answer.features, self._labels(requested), requested) for answer, requested in answered]
+        examples, answers = self.base.examples(requests[0].structure), self._answer(requests)
+        labels = [examples.collate(requested.examples).labels for requested in requests]
+        return [_fit_head(answer.features, *more) for answer, *more in zip(answers, labels, requests, strict=True)]
 
     def _answer(self, requests: Sequence[Logits | FitHead | Answers]) -> Sequence[Answer]:
         """What a classifier makes of each request's examples under its state, in float32 at least, on the CPU."""
@@ -217,9 +216,6 @@ class Engine:
         own = self.base.features(structure, [example for _, example in requested])
         return inference.similarity_weights(own, [state for state, _ in requested])
 
-    def _labels(self, requested: FitHead) -> Tensor:
-        return self.base.examples(requested.structure).collate(requested.examples).labels
-
     answering: ClassVar[Answering] = {
         (Fit, True): Handler(fit),
         (Fit, False): Handler(fit_whole, each=True),
@@ -227,7 +223,7 @@ class Engine:
         (MeanLosses, False): Handler(mean_losses_whole, each=True),
         (GradientMoments, True): Handler(gradient_moments),
         (Gradient, True): Handler(gradient, each=True),
-        (Gradient, False): Handler(gradient_whole, each=True),
+        (Gradient, False): Handler(lambda self, request: self.whole(request.structure).gradient(request), each=True),
         (Features, True): Handler(features),
         (Logits, True): Handler(logits),
         (Logits, False): Handler(logits),

@@ -197,7 +197,7 @@ class Text(Examples[TokenSequence, TextBatch]):
         return self.losses_of(full(self.predictions(model, batch, all_rows=all_rows)), batch)
 
     def predictions(self, module: nn.Module, batch: TextBatch, *, all_rows: bool = False) -> Tensor:
-        """(targets, vocabulary) in the dtype of the model; of a flat batch within `end_to_end.attention`.
+        """(targets, vocabulary) in the dtype of the model; of a flat batch under `end_to_end.attend`.
 
         Only the hidden states that predict a target token go through the language-model head, which saves most of
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.

@@ -23,7 +23,7 @@ from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.memory import activation_checkpointing, on_device
 from llm_fed.engine.packing import divided
 from llm_fed.engine.passes import PassInputs, inputs_of, one_pass, refusal
-from llm_fed.engine.steps import Steps, together
+from llm_fed.engine.steps import Steps, fitted, together
 from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.tasks.common import Encoded, Judged
 
@@ -140,7 +140,7 @@ class FusedFit:
         last = max(len(job.batches) for job in self.jobs)
         losses = torch.zeros(last, len(self.jobs), device=self.device)
         known: list[list[float]] = []  # the rows of `losses` that were looked at
-        failed: dict[int, int] = {}  # the first step at which a client's loss was not finite
+        failed: set[int] = set()  # the clients whose loss was not finite
         with activation_checkpointing(self.model.model):
             for step in range(last):
                 active = [k for k, job in enumerate(self.jobs) if step < len(job.batches) and k not in failed]
@@ -152,11 +152,14 @@ class FusedFit:
                 loss = None
                 if self.device.type == "cpu" or step % 10 == 9 or step + 1 == last:
                     for row in losses[len(known) : step + 1].tolist():
-                        failed = {k: len(known) for k, value in enumerate(row) if not math.isfinite(value)} | failed
+                        failed |= {k for k, value in enumerate(row) if not math.isfinite(value)}
                         known.append(row)
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.listener.get().step(step + 1, last, loss)
-        results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        results = []
+        for k, job in enumerate(self.jobs):
+            state = job.start.like(self.bank.rows[k].to(job.start.row.device, copy=True))
+            results.append(fitted(job, state, [row[k] for row in known]))
         return results, replace(self.work, why=self.why or (self.captured.recorder.why if self.captured else ""))
 
     def step(self, step: int, seen: Seen[Item], losses: Tensor) -> None:
@@ -259,16 +262,6 @@ class FusedFit:
                 counts += [self.examples.num_targets(examples)] * len(examples)
         exact = torch.promote_types(self.bank.rows.dtype, torch.float32)
         return torch.tensor(counts, dtype=torch.float64).reciprocal().to(exact)
-
-    def _result(self, k: int, losses: list[float], failed: int | None) -> Fitted | ClientError:
-        job = self.jobs[k]
-        hint = f"(lr {job.optimizer.lr:g}); lower local.lr or set local.clip"
-        if failed is not None:
-            return ClientError(f"client {job.site}: loss is {losses[failed]} at local step {failed + 1} {hint}")
-        state = job.start.like(self.bank.rows[k].to(job.start.row.device, copy=True))
-        if not state.is_finite():
-            return ClientError(f"client {job.site}: weights not finite after {len(job.batches)} local steps {hint}")
-        return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch))
 
 
 def _unusable(job: Fit, examples: Examples) -> ClientError | None:

@@ -248,7 +248,8 @@ def _grows_otherwise(base: Base, request: Scored) -> bool:
     """Whether a prompt may be read otherwise with one of its options behind it than alone, see `rotary.Regimes`; so
     may a family's that feels padding, as options of unequal length are padded."""
     rotary, (_, prompt, options) = regimes(base.model), request
-    crosses = rotary is not None and any(rotary.crosses(len(prompt), len(prompt) + len(option)) for option in options)
+    sizes = [len(prompt), *(len(prompt) + len(option) for option in options)]
+    crosses = rotary is not None and len({rotary.of(size) for size in sizes}) > 1
     return crosses or feels_padding(base.model.config)
 
 

@@ -88,7 +88,7 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
     found = torch.zeros(len(prompts), base.model.config.get_text_config().hidden_size)
     body = base.model.base_model
     if body is base.model:  # of some families it is the whole model
-        body = getattr(base.model, "model", body)
+        body = dict(base.model.named_children()).get("model", body)
     for chosen in plan(lengths, *budget_and_overhead(base.model.device)):
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[i]) for i in chosen], batch_first=True)
         with base.computing():  # padding on the right reaches no real token

@@ -21,7 +21,6 @@ from llm_fed.models.lora import weight_of
 from llm_fed.state import FACTORS, State
 
 Layers = dict[str, dict[str, Tensor]]  # by layer and by the last part of the name
-_NOTHING = -1  # instead of the number of a delta
 ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
 
 
@@ -128,7 +127,7 @@ class Adapted:
     mask: Tensor | None  # (N, T, in) the inputs that are kept
     lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
 
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         device = output.device  # the base's layers may lie on several
         shared = getattr(inputs[0], FOR_ALL_ROWS, False)
         given = inputs[0].expand(len(self.a), -1, -1) if shared else inputs[0]
@@ -157,12 +156,12 @@ class Adapted:
         return y.view(len(y), *output.shape[1:]).to(output.dtype)
 
     def _with_lengths(
-        self, module: nn.Module, x: Tensor, y: Tensor, scaling: float, masked: bool, autocast: bool
+        self, module: nn.Linear, x: Tensor, y: Tensor, scaling: float, masked: bool, autocast: bool
     ) -> Tensor:
         """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
         assert self.lengths is not None
         lengths = self.tokens.spread(self.lengths.to(y.device))
-        bias = getattr(module, "bias", None)
+        bias = module.bias
         if masked:
             w = weight_of(module)
             plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))
@@ -243,9 +242,9 @@ class Deltas:
 
     def __init__(self, rows: Tensor):
         self._like = rows
-        self._known: list[Layers] = []  # as the states hold them
-        self._different: list[Layers] = []  # the same, as the rows are
-        self._of = [_NOTHING] * len(rows)
+        self._known: list[Layers] = [{}]  # as the states hold them
+        self._different: list[Layers] = [{}]  # the same, as the rows are
+        self._of = [0] * len(rows)
 
     def load(self, k: int, state: State) -> None:
         """Take what lies beneath the state of row k."""
@@ -263,7 +262,7 @@ class Deltas:
         """By layer its forward hook for a batch whose row n goes through the bank's row owners[n]."""
         requested = [self._of[k] for k in owners]
         parts: dict[str, list[tuple[Tensor | None, dict[str, Tensor]]]] = {}
-        for n in sorted(set(requested) - {_NOTHING}):
+        for n in sorted(set(requested)):
             rows = [index for index, other in enumerate(requested) if other == n]
             where = None if len(rows) == len(requested) else torch.tensor(rows).to(self._like.device)
             for name, delta in self._different[n].items():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from torch import Tensor
+from transformers import masking_utils
+from transformers.utils import import_utils
 
-_PACKED, _NEEDLESS = "find_packed_sequence_indices", "_ignore_causal_mask_sdpa"  # both in transformers.masking_utils
+# Looked up once, so that two threads cannot leave each other's in place.
+_PACKED, _NEEDLESS = masking_utils.find_packed_sequence_indices, masking_utils._ignore_causal_mask_sdpa
 
 
 @contextmanager
@@ -18,46 +20,27 @@ def known_masks(padded: bool = False) -> Iterator[None]:
     `padded`.
 
     Transformers would find out both from the tensors, and while it does the host waits for all that a GPU was asked
-    for, once or twice in every forward pass. A version of it that looks elsewhere waits as before.
+    for, once or twice in every forward pass.
     """
-    from transformers import masking_utils
-
-    originals = _originals()
 
     def needless(mask: Tensor | None, *sizes: Any, **more: Any) -> bool:
-        return not (padded and mask is not None) and bool(originals[_NEEDLESS](None, *sizes, **more))
+        return not (padded and mask is not None) and _NEEDLESS(None, *sizes, **more)
 
-    known: dict[str, Callable[..., Any]] = {_PACKED: lambda position_ids: None, _NEEDLESS: needless}
     try:
-        for name in originals:
-            setattr(masking_utils, name, known[name])
+        masking_utils.find_packed_sequence_indices = lambda position_ids: None
+        masking_utils._ignore_causal_mask_sdpa = needless  # type: ignore[assignment]
         yield
     finally:
-        for name, original in originals.items():
-            setattr(masking_utils, name, original)
+        masking_utils.find_packed_sequence_indices, masking_utils._ignore_causal_mask_sdpa = _PACKED, _NEEDLESS
 
 
 @contextmanager
 def not_captured() -> Iterator[None]:
     """Within, transformers does not notice that a stream is captured. It would keep an explicit causal mask then, with
     which attention rounds otherwise. What it looks up in tensors ends the capture with an error."""
-    from transformers.utils import import_utils
-
-    name = "is_cuda_stream_capturing"  # newer versions alone have it
-    original = getattr(import_utils, name, None)
-    if original is None:
-        yield
-        return
+    original = import_utils.is_cuda_stream_capturing
     try:
-        setattr(import_utils, name, lambda: False)
+        import_utils.is_cuda_stream_capturing = lambda: False
         yield
     finally:
-        setattr(import_utils, name, original)
-
-
-@cache
-def _originals() -> dict[str, Callable[..., Any]]:
-    """Looked up once, so that two threads cannot leave each other's in place."""
-    from transformers import masking_utils
-
-    return {name: getattr(masking_utils, name) for name in (_PACKED, _NEEDLESS) if hasattr(masking_utils, name)}
+        import_utils.is_cuda_stream_capturing = original

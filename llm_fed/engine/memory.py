@@ -79,7 +79,7 @@ def recomputed(model: nn.Module) -> list[GradientCheckpointingLayer]:
 
 def is_spread(model: nn.Module) -> bool:
     """Whether the layers of a model lie on several devices."""
-    return len(set(getattr(model, "hf_device_map", {}).values())) > 1
+    return len({parameter.device for parameter in model.parameters()}) > 1
 
 
 def free_memory(device: torch.device) -> int:

@@ -95,11 +95,7 @@ def plan(lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None =
 
 def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Partition examples into stretches of about equally many tokens, as few as the budget and MOST allow, in their
-    order. `budget`: most tokens of a stretch. A longer example is one of its own.
-
-    Returns:
-        Positions in `lengths`.
-    """
+    order: positions in `lengths`. `budget`: most tokens of a stretch. A longer example is one of its own."""
     total = sum(lengths)
     each = total / max(1, -(-total // budget))  # tokens of a stretch, were examples divisible
     batches, held, so_far = list[list[int]](), 0, 0
@@ -118,17 +114,12 @@ def divided(
 ) -> tuple[list[list[int]], int]:
     """The micro-batches of examples of these lengths, side by side or end to end (`flat`), and the tokens that they
     hold, padding included. Arguments as of `plan`."""
-    padded = 0
-    if flat:
-        batches = filled(lengths, budget)
-        for batch in batches:
-            tokens = sum(lengths[i] for i in batch)
-            padded += grid.end_to_end(tokens) if grid else tokens
-        return batches, padded
-    batches = plan(lengths, budget, overhead, grid)
-    for batch in batches:
-        longest = max(lengths[i] for i in batch)
-        padded += grid.rows(len(batch)) * grid.tokens(longest) if grid else len(batch) * longest
+    batches, padded = filled(lengths, budget) if flat else plan(lengths, budget, overhead, grid), 0
+    for own in ([lengths[i] for i in batch] for batch in batches):
+        if flat:
+            padded += grid.end_to_end(sum(own)) if grid else sum(own)
+        else:
+            padded += grid.rows(len(own)) * grid.tokens(max(own)) if grid else len(own) * max(own)
     return batches, padded
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from llm_fed.engine import end_to_end, packing
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
-from llm_fed.engine.end_to_end import FAMILIES, FlatBatch, attention, flattened
+from llm_fed.engine.end_to_end import FAMILIES, NAME, FlatBatch, attend, attending, flattened
 from llm_fed.engine.examples import Batch, Examples, Item
 from llm_fed.engine.fused import fused
 from llm_fed.engine.layers import DeltaHook, TokenGroups, groups_of
@@ -154,7 +154,7 @@ def one_pass(
     bank_in_place = bank.attached(
         inputs.index, inputs.masks, inputs.mix, each=each, into=inputs.into, below=inputs.below, groups=inputs.groups
     )
-    flat = attention(model.model) if isinstance(inputs.batch, FlatBatch) else nullcontext()
+    flat = attending(model.model, NAME, attend) if isinstance(inputs.batch, FlatBatch) else nullcontext()
     with fused(model.model) if model.fuses else nullcontext(), flat, bank_in_place:
         with model.computing():
             if own:

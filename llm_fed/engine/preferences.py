@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -35,7 +35,6 @@ class PreferenceBatch:
     desirable: Tensor  # (N,) bool
     drift: Tensor  # (N,) float64: z of KTO
     rows: Tensor  # (N,) 0, 1, ...: an example has one loss
-    swapped: Tensor  # (N,) bool: whether the other answer is taken to be the preferred one
 
     @property
     def labels(self) -> Tensor:
@@ -74,7 +73,6 @@ class Preferences(Examples[Compared, PreferenceBatch], Generic[Compared]):
             desirable=torch.tensor([example.desirable for example in examples]),
             drift=torch.zeros(number, dtype=torch.float64),
             rows=torch.arange(number),
-            swapped=torch.zeros(number, dtype=torch.bool),
         )
 
     def logits(self, model: nn.Module, batch: PreferenceBatch, *, all_rows: bool = False) -> Tensor:
@@ -94,15 +92,6 @@ class Preferences(Examples[Compared, PreferenceBatch], Generic[Compared]):
     def _losses(self, tokens: Tensor, batch: PreferenceBatch) -> Tensor:
         """(N,) of the losses (n,) of target tokens."""
         of = self._likelihoods(-tokens, batch)
-        if self.each == 2:
-            logps, reference = of.logps, of.reference
-            swapped = batch.swapped.to(logps.device)[:, None]
-            of = replace(
-                of,
-                logps=torch.where(swapped, logps.flip(1), logps),
-                reference=torch.where(swapped, reference.flip(1), reference),
-                counts=torch.where(swapped, of.counts.flip(1), of.counts),
-            )
         return preference_losses(self.objective, of, batch.drift.to(of.logps))
 
     def divergences(self, logits: Tensor, batch: PreferenceBatch, wanted: Tensor) -> Tensor:
@@ -111,16 +100,10 @@ class Preferences(Examples[Compared, PreferenceBatch], Generic[Compared]):
         return of.logps.sum(1) / of.counts.sum(1)
 
     def drawn(self, logits: Tensor, batch: PreferenceBatch, generators: Sequence[torch.Generator]) -> PreferenceBatch:
-        """Which of two answers is preferred is drawn as the model thinks (Bradley and Terry)."""
-        if self.objective.name != "dpo":
-            raise UserError(
-                f"fisher=sampled draws labels from the model's probabilities, and the loss of objective.name="
-                f"{self.objective.name} is no likelihood of labels; choose another setting of fisher, or "
-                "objective.name=dpo"
-            )
-        likely = torch.exp(-self.losses_of(logits, batch)).double().cpu()
-        uniform = torch.stack([torch.rand((), generator=own, dtype=torch.float64) for own in generators])
-        return replace(batch, swapped=(uniform >= likely).to(logits.device))
+        raise UserError(
+            f"fisher=sampled draws labels from the model's probabilities, and examples of objective.name="
+            f"{self.objective.name} have none; choose another setting of fisher"
+        )
 
     def _likelihoods(self, tokens: Tensor, batch: PreferenceBatch) -> Likelihoods:
         """Of the log-likelihoods (n,) of target tokens."""

@@ -44,7 +44,7 @@ class RoutedExperts:
         middle = self._product("gate_up_proj" if block.has_gate else "up_proj", x, routed)
         middle = block._apply_gate(middle) if block.has_gate else block.act_fn(middle)
         y = self._product("down_proj", middle, routed)
-        if getattr(block, "has_post_expert_norm", False):
+        if block.has_post_expert_norm:
             y = block.post_expert_norm(y)
         return (y * weights.reshape(-1, 1)).view(-1, choices, y.shape[-1]).sum(1).to(hidden.dtype)
 

@@ -154,15 +154,15 @@ class SlotLayer(DynamicLayer):
     def put(self, slots: Tensor, columns: Tensor, known: KeysAndValues) -> None:
         """What another layer knows of rows, of each these columns (N, T), into these slots (N,)."""
         if not self.is_initialized:
-            self.keys, self.values = (self._memory(part) for part in (known.keys, known.values))
+            batch = self._batch
+            self.keys, self.values = (  # of zeros, as what is masked is multiplied by zero
+                part.new_zeros(len(batch.numbers), part.shape[1], batch.columns, part.shape[3])
+                for part in (known.keys, known.values)
+            )
             self.is_initialized = True
         for own, part in ((self.keys, known.keys), (self.values, known.values)):
             indices = columns.to(part.device)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
             own[slots, :, : part.shape[2]] = part.gather(2, indices)
-
-    def _memory(self, like: Tensor) -> Tensor:
-        """Of numbers, as what is masked is multiplied by zero."""
-        return like.new_zeros(len(self._batch.numbers), like.shape[1], self._batch.columns, like.shape[3])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Tensor, **more: Tensor | int | None

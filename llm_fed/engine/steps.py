@@ -6,14 +6,15 @@ Shape letters: K rows, P parameters, n examples, S segments: parts of a row that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.method.optimizer import Group
-from llm_fed.method.requests import Fit, PerExample
+from llm_fed.method.requests import Fit, Fitted
 from llm_fed.state import FACTORS, Layout, State, factor_of, module_of
 
 
@@ -30,6 +31,17 @@ def together(fits: Sequence[Fit]) -> list[list[int]]:
             known.append(settings)
             groups.append([k])
     return groups
+
+
+def fitted(fit: Fit, state: State, losses: Sequence[float]) -> Fitted | ClientError:
+    """What a site gets that has come to this state with these losses, by step; or at which step it failed."""
+    hint = f"(lr {fit.optimizer.lr:g}); lower local.lr or set local.clip"
+    for step, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):
+            return ClientError(f"client {fit.site}: loss is {loss} at local step {step} {hint}")
+    if not state.is_finite():
+        return ClientError(f"client {fit.site}: weights not finite after {len(fit.batches)} local steps {hint}")
+    return Fitted(state, tuple(loss for loss, batch in zip(losses, fit.batches, strict=False) if batch))
 
 
 _Tail = tuple[Tensor, Tensor, Tensor, Tensor]  # of A and of B, values and gradients
@@ -133,13 +145,6 @@ class Steps:
             for gradient, part in zip(self._gradients[k], parts, strict=True):
                 gradient.add_(factors @ part)
 
-    def _add_noise(self, k: int, private: PerExample) -> None:
-        """Turn the sum of clipped gradients of row k, perhaps of none, into their noisy mean."""
-        deviation, sizes = private.noise * private.clip, [len(part) for part in self._gradients[k]]
-        noise = private.secret.gaussians(sum(sizes), self._taken).to(self._grads)
-        for part, drawn in zip(self._gradients[k], noise.split(sizes), strict=True):
-            part.add_(drawn, alpha=deviation).div_(private.size)
-
     @torch.no_grad()
     def step(self, rows: Collection[int]) -> None:
         """One step of its own rows among these, with the gradients that are there; others rest from then on."""
@@ -151,8 +156,11 @@ class Steps:
         if not self._active:
             return
         for k in self._active:
-            if (private := self._fits[k].private) is not None:
-                self._add_noise(k, private)
+            if (private := self._fits[k].private) is not None:  # the sum of clipped gradients becomes their noisy mean
+                sizes = [len(part) for part in self._gradients[k]]
+                noise = private.secret.gaussians(sum(sizes), self._taken).to(self._grads)
+                for part, drawn in zip(self._gradients[k], noise.split(sizes), strict=True):
+                    part.add_(drawn, alpha=private.noise * private.clip).div_(private.size)
         if self._adds:
             self._add_terms()
         factor = self._settings.factor(self._taken, self._steps)

@@ -24,20 +24,15 @@ TRAINED, ANSWERED = frozenset(("llama", "qwen3")), frozenset(("llama",))
 def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: Iterable[Structure] = ()) -> str:
     """Why `auto` leaves passes of this base as they are written; empty where a GPU has run its like otherwise.
     `structures`: what is trained on it; those of whole models count for nothing."""
-    family, layers = type(model).__name__, None
-    if isinstance(model, PreTrainedModel):
-        family, layers = model.config.model_type, getattr(model.config, "layer_types", None)
+    config = model.config.to_dict() if isinstance(model, PreTrainedModel) else {"model_type": type(model).__name__}
+    adapters = [structure for structure in structures if isinstance(structure, Lora)]
     reasons = {
-        family: family not in families,
-        "windows of attention": WINDOW in (layers or ()),
+        config["model_type"]: config["model_type"] not in families,
+        "windows of attention": WINDOW in (config.get("layer_types") or ()),
         "recomputed activations": bool(recomputed(model)),
+        "DoRA": any(structure.dora for structure in adapters),
+        "gates over experts": any(structure.gate != "sum" for structure in adapters),
     }
-    for structure in structures:
-        if isinstance(structure, Lora):
-            reasons |= {
-                "DoRA": structure.dora,
-                "gates over experts": structure.gate != "sum",
-            }
     return next((f"no GPU has tried it with {what} yet" for what, holds in reasons.items() if holds), "")
 
 

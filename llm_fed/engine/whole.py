@@ -5,7 +5,6 @@ Shape letters: N examples, C classes, P parameters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,7 +15,7 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.examples import Batch, Item
-from llm_fed.engine.steps import Steps
+from llm_fed.engine.steps import Steps, fitted
 from llm_fed.engine.trainable import Trainable
 from llm_fed.method.losses import divergence
 from llm_fed.method.requests import Fit, Fitted, Gradient, Work
@@ -43,7 +42,6 @@ class WholeModel:
         model.load(job.start)
         steps, losses = Steps({0: job}, model.row[None], model.grads[None], model.layout), []
         trained = [model.parameters[name] for names in steps.segments for name in names]
-        hint = f"(lr {job.optimizer.lr:g}); lower local.lr or set local.clip"
         with _training(model.module, job.seed):
             for step in range(len(job.batches)):
                 loss = self._loss(job, step, wanted)
@@ -56,17 +54,9 @@ class WholeModel:
                 steps.step([0])
                 on_cpu = loss.device.type == "cpu"  # reading a GPU's loss would wait for it
                 signs.listener.get().step(step + 1, len(job.batches), float(losses[-1]) if on_cpu else None)
-        values = torch.stack(losses).tolist()  # read but once: every reading waits for the device
         count = sum(map(len, job.batches))
-        work = Work(count, count, len(job.batches))
-        for step, value in enumerate(values, 1):
-            if not math.isfinite(value):
-                return ClientError(f"client {job.site}: loss is {value} at local step {step} {hint}"), Work()
-        state = model.read()
-        if not state.is_finite():
-            what = f"weights not finite after {len(job.batches)} local steps"
-            return ClientError(f"client {job.site}: {what} {hint}"), work
-        return Fitted(state, tuple(values)), work
+        # Losses are read but once: every reading waits for the device.
+        return fitted(job, model.read(), torch.stack(losses).tolist()), Work(count, count, len(job.batches))
 
     def _loss(self, job: Fit, step: int, wanted: Tensor | None) -> Tensor:
         batch, indices = self.examples.collate(job.batch(step)), torch.tensor(job.batches[step])

@@ -127,13 +127,8 @@ def merge_card(base: str, recipe: Mapping[str, Json]) -> str:
 
 
 def repository_card(repository: str, card: ModelCard, folder: str, terms: Mapping[str, Any]) -> str:
-    """The card of a repository with a folder for each client.
-
-    Args:
-        card: of one of the clients.
-        folder: that client's, if PEFT loads it from there as one adapter of a language model; else empty.
-        terms: the licence fields.
-    """
+    """The card of a repository with a folder for each client. `card`: of one of them. `folder`: that client's, if PEFT
+    loads it from there as one adapter of a language model; else empty. `terms`: the licence fields."""
     known = card.data.to_dict()
     shared = {key: known[key] for key in ("base_model", "library_name", "pipeline_tag", "tags") if key in known}
     example = _LOAD_SUBFOLDER.format(base=known.get("base_model", "path/to/the/base"), repo=repository, folder=folder)

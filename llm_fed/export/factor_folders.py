@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.export import peft_settings
-from llm_fed.export.peft_folders import GATE, PREFIX, WEIGHTS, peft_name, read_tensors
+from llm_fed.export.peft_folders import PREFIX, WEIGHTS, check_one, peft_name, read_tensors
 from llm_fed.export.peft_settings import CONFIG, AdapterSettings, decisive
 from llm_fed.export.tensors import pack
 from llm_fed.merge.factors import resized
@@ -39,10 +39,7 @@ class Factors:
 def read(folder: Path) -> Factors:
     """Read a PEFT LoRA folder by its own names; ranks and alphas may differ from layer to layer. UserError: it is none,
     damaged, or what it adds to a layer is no product of two matrices."""
-    if (folder / GATE).is_file():
-        raise UserError(
-            f"{folder} holds several adapters that a gate weighs, which no merge can; merge folders of one adapter each"
-        )
+    check_one(folder, "which no merge can; merge folders of one adapter each")
     said = peft_settings.read(folder)
     if said.dora or said.parameters:
         what = "is a DoRA adapter, whose magnitudes" if said.dora else "adapts the experts of a mixture, whose updates"

@@ -65,7 +65,7 @@ def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -
         weight = fused.weight
         exact = torch.promote_types(weight.dtype, state.row.dtype)
         update = structure.scaling * torch.stack([state[b].to(exact) @ state[a].to(exact) for a, b in of])
-        whole = weight.to(exact) + (update.mT if fused.transposed else update)
+        whole = weight.to(exact) + (update.mT if fused.block.is_transposed else update)
         setattr(fused.block, fused.name, nn.Parameter(_finite(whole, weight.dtype, name, adapter), requires_grad=False))
     if parted:
         for config in (model.config, model.config.get_text_config(decoder=True)):

@@ -29,11 +29,7 @@ ADAPTER, MODEL, BASE = "adapter.gguf", "model.gguf", "base.gguf"
 def adapter(folder: Path, base: Base) -> bytes:
     """A client's PEFT adapter as a LoRA of llama.cpp, in float32. `base`: whose weights are not looked at, so that they
     may be those of `torch.device("meta")`. UserError: it is not one adapter, or it adapts what llama.cpp cannot."""
-    if (folder / peft_folders.GATE).is_file():
-        raise UserError(
-            f"{folder} holds several adapters that a gate weighs for each prompt or token, and llama.cpp adds adapters "
-            "with fixed weights; leave out --gguf"
-        )
+    peft_folders.check_one(folder, "and llama.cpp adds adapters with fixed weights; leave out --gguf")
     config = base.model.config.get_text_config()
     state, structure = peft_folders.read(folder, base)
     if structure.dora or structure.parameters:

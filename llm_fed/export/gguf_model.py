@@ -7,10 +7,10 @@ llama.cpp's `convert_hf_to_gguf.py`, and tests/export/test_gguf.py lets llama.cp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -60,14 +60,12 @@ class Architecture:
                 f"{kind}; {ELSEWHERE}"
             )
         name = _ARCHITECTURES[kind]
-        rotary = _rotary(config).get("rope_type", "default")
-        flaws = {
-            f"its rotary embeddings are of the type {rotary}": rotary not in _ROTARY[name],
-            f"its activation is {config.hidden_act}": config.hidden_act != "silu",
-        }
-        for flaw, there in flaws.items():
-            if there:
-                raise UserError(f"llama.cpp's {name} cannot compute this base: {flaw}; {ELSEWHERE}")
+        rotary = config.rope_parameters["rope_type"]
+        if rotary not in _ROTARY[name] or config.hidden_act != "silu":
+            raise UserError(
+                f"llama.cpp's {name} cannot compute this base: its activation is {config.hidden_act}, and its rotary "
+                f"embeddings are of the type {rotary}; {ELSEWHERE}"
+            )
         return cls(config, name, gguf.get_tensor_name_map(gguf.MODEL_ARCH[name], config.num_hidden_layers))
 
     @property
@@ -78,7 +76,8 @@ class Architecture:
 
     @property
     def head_size(self) -> int:
-        return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads)
+        known = self.config.to_dict().get("head_dim")
+        return int(known or self.config.hidden_size // self.config.num_attention_heads)
 
     def named(self, name: str) -> str:
         """llama.cpp's name of a weight or bias. UserError: it has none."""
@@ -96,15 +95,11 @@ class Architecture:
         return halves.transpose(1, 2).reshape(rows.shape)
 
 
-def _rotary(config: PreTrainedConfig) -> Mapping[str, Any]:
-    return getattr(config, "rope_parameters", None) or {}
-
-
 def write_header(writer: GGUFWriter, of: Architecture, name: str, rows: int) -> None:
     """The sizes of a base of this `name`, whose embedding has so many `rows`; llama.cpp needs them."""
-    gguf, config = library(), of.config
+    gguf, config, rotary = library(), of.config, of.config.rope_parameters
     longest = config.max_position_embeddings
-    if window := getattr(config, "sliding_window", None):  # llama.cpp looks further back, which shows beyond it
+    if window := config.to_dict().get("sliding_window"):  # llama.cpp looks further back, which shows beyond it
         longest = min(longest, window)
     writer.add_type("model")
     writer.add_name(name)
@@ -120,11 +115,11 @@ def write_header(writer: GGUFWriter, of: Architecture, name: str, rows: int) -> 
     writer.add_value_length(of.head_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(of.head_size)
-    writer.add_rope_freq_base(_rotary(config).get("rope_theta", 10000.0))
+    writer.add_rope_freq_base(rotary["rope_theta"])
     writer.add_vocab_size(rows)
-    if _rotary(config).get("rope_type") == "linear":
+    if rotary["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(_rotary(config)["factor"])
+        writer.add_rope_scaling_factor(rotary["factor"])
 
 
 def weights(of: Architecture, model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
@@ -133,11 +128,8 @@ def weights(of: Architecture, model: PreTrainedModel) -> Iterator[tuple[str, np.
         if name == "lm_head.weight" and of.config.tie_word_embeddings:
             continue
         yield of.named(name), of.ordered(name, tensor).contiguous().numpy()
-    if _rotary(of.config).get("rope_type") == "llama3":
-        yield "rope_freqs.weight", _slower(of, model).numpy()
-
-
-def _slower(of: Architecture, model: PreTrainedModel) -> Tensor:
-    """How many times slower each pair of rows is rotated than without scaling: (head_size / 2,)."""
-    steps = torch.arange(0, of.head_size, 2, dtype=torch.float32) / of.head_size
-    return 1.0 / _rotary(of.config)["rope_theta"] ** steps / model.model.rotary_emb.inv_freq.float().cpu()
+    if of.config.rope_parameters["rope_type"] == "llama3":
+        steps = torch.arange(0, of.head_size, 2, dtype=torch.float32) / of.head_size
+        plain = 1.0 / of.config.rope_parameters["rope_theta"] ** steps
+        # How many times slower each pair of rows is rotated than without scaling: (head_size / 2,).
+        yield "rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq.float().cpu()).numpy()

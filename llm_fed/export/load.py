@@ -57,8 +57,7 @@ def load_client(
             names its labels.
         kind: another kind of base, as `base.kind` names it.
 
-    Raises:
-        UserError: the base cannot be loaded, or the folder is damaged or does not hold an adapter of this base.
+    UserError: the base cannot be loaded, or the folder is damaged or does not hold an adapter of this base.
     """
     if isinstance(base, str):
         config = BaseConfig(name=base, dtype=dtype or "float32", kind=kind)
@@ -100,10 +99,9 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
     """A client's image model from `adapters/<client>` of a run that trained whole models, or from a copy of it.
     UserError: the folder holds no such model, or one that is damaged."""
     folder = Path(folder)
-    advice = "give a folder of an exported image model"
-    settings, processing = (read_json(folder / name, advice) for name in (CONFIG, PROCESSING))
-    if "id2label" not in settings:
-        raise UserError(f"{folder / CONFIG} names no labels; give a folder of an exported image model")
+    settings, processing = (
+        read_json(folder / name, "give a folder of an exported image model") for name in (CONFIG, PROCESSING)
+    )
     try:
         with torch.random.fork_rng(devices=[]):  # weights are drawn, which the folder's will replace
             labels = tuple(label for _, label in sorted(settings["id2label"].items(), key=lambda item: int(item[0])))

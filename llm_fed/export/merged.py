@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llm_fed.basics import signs
-from llm_fed.basics.errors import RunError, UserError, listed
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import put_folder, read_file, remove, sync_files, sync_folder
 from llm_fed.export import gguf_files, gguf_tokens, model_files, older, peft_folders, peft_settings, proof
 from llm_fed.export.card import merged_card
@@ -23,11 +23,10 @@ from llm_fed.export.gguf_model import Architecture
 from llm_fed.kinds import wording
 from llm_fed.kinds.language import load_base
 from llm_fed.kinds.wording import Model
-from llm_fed.models.base import Base
 from llm_fed.models.loading import attention, check_name, explain, read_settings, read_tokenizer, settle_dtype
 from llm_fed.models.prompt import FILE, prompt_for
 from llm_fed.runs.reading import read_config
-from llm_fed.settings.config import BaseConfig, Config
+from llm_fed.settings.config import BaseConfig
 
 
 @dataclass(frozen=True)
@@ -36,25 +35,21 @@ class ExportPlan:
 
     Attributes:
         adapters: by client its folder.
-        notes: what the user should know beforehand, a line each.
+        note: what the user should know beforehand; may be empty.
         gguf: whether each is a GGUF file, beside one of the base.
     """
 
     base: BaseConfig
     adapters: Mapping[str, Path]
     out: Path
-    notes: Sequence[str] = ()
+    note: str = ""
     gguf: bool = False
 
     def write(self) -> Iterator[Path]:
         """Write one model after another, and yield its folder. The base is loaded anew for each, since folding changes
         it; and each folder is loaded anew, and must compute what base and adapter do. With `gguf` the base's own file
-        comes first.
-
-        Raises:
-            UserError: the base cannot be loaded, or an adapter is damaged or does not fit it.
-            RunError: the disk is full, a folder cannot be written, or it would be another model.
-        """
+        comes first. UserError: the base cannot be loaded, or an adapter is damaged or does not fit it. RunError: the
+        disk is full, a folder cannot be written, or it would be another model."""
         for name, adapter in [(gguf_files.BASE, None)] * self.gguf + [*self.adapters.items()]:
             target, partial = self.out / name, self.out / f".{name}.partial"
             try:
@@ -64,7 +59,8 @@ class ExportPlan:
                 put_folder(partial, target)
                 sync_folder(self.out)
             except (OSError, SafetensorError, HfHubHTTPError) as error:
-                raise RunError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
+                said = error.strerror if isinstance(error, OSError) else None
+                raise RunError(f"cannot write {target}: {said or error}") from error
             except RunError as error:
                 raise RunError(f"{target} is not written: {error}") from error
             finally:
@@ -99,10 +95,11 @@ class ExportPlan:
         if self.gguf:
             gguf_files.model(folder / gguf_files.MODEL, base, prompt)
         else:
-            model_files.write_weights(folder, base, prompt)
             model_files.write(folder, base, self.base, prompt)
-        card = read_file(adapter / peft_folders.CARD).decode(errors="replace")
-        (folder / peft_folders.CARD).write_text(merged_card(card, self._described(base)), encoding="utf-8")
+        card, origin = read_file(adapter / peft_folders.CARD).decode(errors="replace"), base.source
+        shown = wording.GGUF if self.gguf else wording.MERGED
+        described = Model(origin.name, shown, prompt=prompt, dtype=self.base.dtype, revision=origin.revision)
+        (folder / peft_folders.CARD).write_text(merged_card(card, described), encoding="utf-8")
         (folder / FILE).write_bytes(public_content(adapter / FILE) or b"")
         with signs.part(f"checking the model of {client}"):
             if self.gguf:
@@ -112,29 +109,27 @@ class ExportPlan:
                 del base
                 proof.check(folder, probed, self.base)
 
-    def _described(self, base: Base) -> Model:
-        origin = base.source
-        shown = wording.GGUF if self.gguf else wording.MERGED
-        return Model(origin.name, shown, prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
-
 
 def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> ExportPlan:
-    """What `llm-fed export --merged` will do with the adapters of a finished run.
-
-    Raises:
-        UserError: see `copies.handed_out`; or these are no single adapters of a language model in full precision, or
-            they change weights that several layers share, or `out` holds such a folder already, or llama.cpp does not
-            know the base's architecture or tokenizer.
-    """
+    """What `llm-fed export --merged` does with the adapters of a finished run. UserError: see `copies.handed_out`; or
+    these are no single adapters of a language model in full precision, or they change weights that several layers
+    share, or `out` holds such a folder already, or llama.cpp does not know the base's architecture or tokenizer."""
     config, adapters = read_config(folder), handed_out(folder, clients)
     for path in adapters.values():
-        _check(config, path)
+        peft_folders.check_one(path, "so they cannot be merged into one model; leave out --merged")
+        if not (path / FILE).is_file():
+            raise UserError(f"{path} is not an adapter of a language model; leave out --merged")
+    if config.base.quantization:
+        raise UserError(
+            f"base.quantization is {config.base.quantization}, and an adapter cannot be merged into quantised weights; "
+            "leave out --merged, and load the adapters on the quantised base"
+        )
     for target in [*(out / client for client in adapters), *([out / gguf_files.BASE] if gguf else [])]:
         if target.exists():
             raise UserError(f"{target} already exists; delete it, or give another folder")
     base, _ = settle_dtype(replace(config.base, device_map=None, activation_checkpointing=False), "cpu")
     model = skeleton(base)
-    if getattr(model.config, "quantization_config", None):
+    if model.config.to_dict().get("quantization_config"):
         raise UserError(
             f"the weights of base.name={base.name!r} are quantised, and an adapter cannot be merged into quantised "
             "weights; leave out --merged, and load the adapters on the base"
@@ -143,33 +138,9 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
         base = replace(base, dtype="float32")  # a sum that is not rounded; llama.cpp makes smaller files of it
         Architecture.of(model.config.get_text_config())
         gguf_tokens.check(read_tokenizer(base)[0])
-    read = {client: peft_settings.read(path).structure(model) for client, path in adapters.items()}
-    parted = [client for client, path in adapters.items() if untied(model, read[client], path)]
-    notes = []
-    if parted:
-        notes.append(
-            f"the adapter of {listed(parted, 5)} changes the head, which in this base is the embedding, too: both are "
-            "written (tie_word_embeddings=false)"
-        )
-    if not gguf and (said := older.advice(model_files.settings_read(base))):
-        notes.append(said)
-    return ExportPlan(base, adapters, out, notes, gguf)
-
-
-def _check(config: Config, adapter: Path) -> None:
-    """Refuse what no single model of a language could be."""
-    if (adapter / peft_folders.GATE).is_file():
-        raise UserError(
-            f"{adapter} holds several adapters that a gate weighs for each prompt or token, so they cannot be merged "
-            "into one model; leave out --merged"
-        )
-    if not (adapter / FILE).is_file():
-        raise UserError(f"{adapter} is not an adapter of a language model; leave out --merged")
-    if config.base.quantization:
-        raise UserError(
-            f"base.quantization is {config.base.quantization}, and an adapter cannot be merged into quantised weights; "
-            "leave out --merged, and load the adapters on the quantised base"
-        )
+    for path in adapters.values():
+        untied(model, peft_settings.read(path).structure(model), path)
+    return ExportPlan(base, adapters, out, "" if gguf else older.advice(model_files.settings_read(base)), gguf)
 
 
 def skeleton(base: BaseConfig) -> PreTrainedModel:

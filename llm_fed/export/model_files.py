@@ -33,19 +33,15 @@ _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_
 _TOKENS |= {"use_cache", "transformers_version"}
 
 
-def write_weights(folder: Path, base: Base, prompt: Prompt) -> None:
-    """Write the weights of a base's model as safetensors. OSError, SafetensorError: they cannot be written."""
+def write(folder: Path, base: Base, config: BaseConfig, prompt: Prompt) -> None:
+    """Write a model that was made of a base. The tokenizer's files are copies of the base's: transformers would save
+    another tokenizer than it has loaded. OSError, SafetensorError: a file cannot be read or written."""
     model = base.model
     model.generation_config = generation_of(base, prompt)  # transformers refuses to save some that it has read
     for key in _decoding(model.config) & vars(model.config).keys():
         delattr(model.config, key)
     model.save_pretrained(folder)
-
-
-def write(folder: Path, base: Base, config: BaseConfig, prompt: Prompt) -> None:
-    """Write what lies beside the weights of a model that was made of a base. The tokenizer's files are copies of the
-    base's: transformers would save another tokenizer than it has loaded. OSError: a file cannot be read or written."""
-    settings = config_of(base.model, config)
+    settings = config_of(model, config)
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     generation_of(base, prompt).save_pretrained(folder)
     location = base_folder(base, config)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line, require
-from llm_fed.basics.files import write_folder
+from llm_fed.basics.files import write_folders
 from llm_fed.basics.names import same_name
 from llm_fed.export import peft_folders
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack, read_json
@@ -57,7 +57,7 @@ def write(
     """Write one personal model to a folder that appears complete or not at all; its arguments are those of `contents`.
     UserError: the folder holds other files. RunError: the disk is full, or the folder cannot be written."""
     what = peft_folders.WHAT if structure.fused else "a model"
-    write_folder(folder, contents(state, structure, base, card, prompt), what)
+    write_folders([(folder, contents(state, structure, base, card, prompt))], what)
 
 
 def contents(

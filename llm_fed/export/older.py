@@ -33,18 +33,14 @@ def advice(settings: Mapping[str, Any]) -> str:
     """What the user should know who loads a model with transformers 4.57, or nothing. `settings`: a config.json as
     version 5 writes it, with `transformers_version` as the base's own has it."""
     kind = settings["model_type"]
-    if why := _unread(settings):
+    why = next(filter(None, map(_unread_rope, _parts(settings))), "")
+    if kind not in FAMILIES:
+        why = f"does not know {kind}"
+    if why:
         return f"transformers 4.57 {why}; to load it takes {_first_version(settings)} or newer"
     if any(part.get("attn_logit_softcapping") for part in _parts(settings)):
         return f'transformers 4.57 caps the attention of {kind} only if it is loaded with attn_implementation="eager"'
     return ""
-
-
-def _unread(settings: Mapping[str, Any]) -> str:
-    """Why transformers 4.57 reads no such model or another one, in words after its name, or nothing."""
-    if settings["model_type"] not in FAMILIES:
-        return f"does not know {settings['model_type']}"
-    return next(filter(None, map(_unread_rope, _parts(settings))), "")
 
 
 def _parts(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -53,7 +49,8 @@ def _parts(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _unread_rope(settings: Mapping[str, Any]) -> str:
-    """As `_unread`, of the rotary embeddings of a model or of a part of one."""
+    """Why transformers 4.57 reads no such rotary embeddings of a model or of a part of one, or others, in words after
+    its name; or nothing."""
     kind = settings["model_type"]
     everywhere, sliding = _by_layers(settings.get("rope_parameters") or {})
     form = everywhere.get("rope_type", "default")

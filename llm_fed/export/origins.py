@@ -7,21 +7,24 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.export.peft_settings import CONFIG, trained_whole
 from llm_fed.export.tensors import read_json
 from llm_fed.models import labels
 from llm_fed.models.images import ARCHITECTURES
-from llm_fed.models.loading import is_language
+from llm_fed.models.loading import check_name, config_of
 from llm_fed.models.origin import Origin
-from llm_fed.models.prompt import FILE, ORIGIN, Prompt, read_prompt
+from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.settings.config import BaseConfig
 
 
 def read_origin(folder: Path) -> Origin | None:
     """The base of an adapter as its prompt.json names it, else as its adapter_config.json does; None where neither
     does. If the latter was changed since, it counts. UserError: a file is damaged."""
-    said = _in_prompt(folder)
+    prompt = read_prompt(folder)
+    said = prompt.origin if prompt else None
     if not (folder / CONFIG).is_file():
         return said
     settings = read_json(folder / CONFIG)
@@ -66,17 +69,6 @@ def say_differences(
             note(f"the adapters differ in {key}: {', '.join(said)}; the merge has {said[0]}")
 
 
-def _in_prompt(folder: Path) -> Origin | None:
-    """What prompt.json says of the base."""
-    if read_prompt(folder) is None:  # it names what is damaged
-        return None
-    values = read_json(folder / FILE)
-    try:
-        return Origin.from_json(values[ORIGIN]) if ORIGIN in values else None
-    except ValueError as error:
-        raise UserError(f"{folder / FILE} is damaged: {one_line(str(error))}; export the adapter again") from error
-
-
 def as_trained(
     config: BaseConfig, origin: Origin | None, keys: Collection[str], note: Callable[[str], None]
 ) -> BaseConfig:
@@ -113,8 +105,10 @@ def check_text(folder: Path, base: BaseConfig) -> None:
         return
     named = list(modules) if isinstance(modules, list) else [modules]
     classifies = (folder / labels.FILE).is_file()
-    if base.name not in ARCHITECTURES and not classifies and is_language(base):
-        raise trained_whole(folder, named, ())
+    if base.name not in ARCHITECTURES and not classifies:
+        config = config_of(base.name, check_name(base.name), base.revision, family=False)
+        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise trained_whole(folder, named, ())
     head = one_line(", ".join(map(str, named)))
     raise UserError(
         f"the adapter {folder} has a classification head ({head}), so it is for "

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.basics.files import write_folder
 from llm_fed.export import peft_settings
 from llm_fed.export.origins import read_origin
 from llm_fed.export.peft_settings import CONFIG, AdapterSettings, decisive, trained_whole
@@ -38,15 +37,8 @@ class AdapterWarning(UserWarning):
     """An adapter that fits the base names another one."""
 
 
-def write(folder: Path, state: State, structure: Lora, base: Base, card: str, more: Mapping[str, bytes] = {}) -> None:
-    """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads; it appears complete or
-    not at all. Arguments are those of `contents`. UserError: the folder holds other files than an adapter's. RunError:
-    the disk is full, or the folder cannot be written."""
-    write_folder(Path(folder), contents(state, structure, base, card, more), WHAT)
-
-
 def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping[str, bytes] = {}) -> dict[str, bytes]:
-    """What an adapter's folder holds, by path in it.
+    """What an adapter's folder holds, by path in it: PEFT loads it.
 
     What lies beneath an adapter becomes part of it, which gives it a higher rank. Several experts become one such
     folder each beside a gate.safetensors with what weighs them and the head that they share; `llm_fed.load_client`
@@ -66,7 +58,7 @@ def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping
 
 
 def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State, Lora]:
-    """Read a PEFT LoRA folder, whoever wrote it, or a folder of several experts as `write` makes it: its state (at
+    """Read a PEFT LoRA folder, whoever wrote it, or a folder of several experts as `contents` has it: its state (at
     least float32) and its structure, of rsLoRA that of the plain LoRA that computes the same. An adapter that names
     another base is taken with a warning if all its entries fit. `structure`: the rank, scaling and target modules that
     the adapter must have (dropout may differ). UserError: no adapter folder, damaged files, a feature that is not
@@ -104,6 +96,12 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     if not state.is_finite():
         raise UserError(f"the adapter {folder} holds NaN or infinite numbers; export it again")
     return state, stored
+
+
+def check_one(folder: Path, why: str) -> None:
+    """Refuse a folder of several experts. UserError: `why` they do not serve here."""
+    if (folder / GATE).is_file():
+        raise UserError(f"{folder} holds several adapters that a gate weighs for each prompt or token, {why}")
 
 
 def check_head(folder: Path, structure: Lora, base: Base) -> None:
@@ -158,16 +156,13 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
             f"{path} weighs the experts {one_line(repr(experts))} by {one_line(repr(gate))}: each must be the name of "
             "a folder beside it, and the gate sum, router or mix; export the adapter again"
         )
-    if structure and (gate, experts) != (structure.gate, structure.experts):
-        raise UserError(
-            f"{path} weighs the experts {', '.join(experts)} by {gate}, where {', '.join(structure.experts)} "
-            f"and {structure.gate} are expected"
+    expected = (structure.gate, structure.experts, structure.whole) if structure else (gate, experts, base.heads)
+    if (gate, experts, whole) != expected:
+        given, wanted = (
+            f"{', '.join(names)} by {rule} and the head {', '.join(head) or 'none'}"
+            for rule, names, head in ((gate, experts, whole), expected)
         )
-    head = structure.whole if structure else base.heads
-    if whole != head:
-        raise UserError(
-            f"{path} was trained with the head {', '.join(whole) or 'none'}, not {', '.join(head) or 'none'}"
-        )
+        raise UserError(f"{path} weighs the experts {given}, where {wanted} are expected")
     alone = _alone(structure) if structure else None
     entries = {}
     for expert in experts:
@@ -178,26 +173,21 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
         entries.update(state.renamed(".lora_", f".{expert}.lora_").tensors())
     assert alone is not None  # there is at least one expert
     together = replace(alone, whole=whole).with_experts(*experts, gate=gate)
-    expected = layout(base.model, together)
-    entries.update((name, tensors.pop(name)) for name in expected.names if name in tensors)
-    for name, shape in expected.shape_of.items():
+    entries_of = layout(base.model, together)
+    entries.update((name, tensors.pop(name)) for name in entries_of.names if name in tensors)
+    for name, shape in entries_of.shape_of.items():
         if name not in entries or tuple(entries[name].shape) != shape:
             raise UserError(f"{path} does not fit the base: {name} should be {shape}")
-    if flaw := extras_flaw(tensors, gate, _width(base)):
+    text = base.model.config.get_text_config() if not base.head else None
+    width = text.hidden_size if text else sizes(base.model.get_submodule(base.head))[0]  # of what a gate reads
+    if flaw := extras_flaw(tensors, gate, width):
         raise UserError(f"{path} does not fit the base: {flaw}; export the adapter again")
     alike = in_one_dtype(entries | tensors, path)
     extras = {name: alike[name] for name in tensors}
-    state = State.of({name: alike[name] for name in expected.names}, extras)
+    state = State.of({name: alike[name] for name in entries_of.names}, extras)
     if not state.is_finite():
         raise UserError(f"{path} holds NaN or infinite numbers; export the adapter again")
     return state, together
-
-
-def _width(base: Base) -> int:
-    """Of the features that a base computes of a prompt or a picture."""
-    if base.head:
-        return sizes(base.model.get_submodule(base.head))[0]
-    return int(base.model.config.get_text_config().hidden_size)
 
 
 def _alone(structure: Lora) -> Lora:
@@ -220,15 +210,12 @@ def _other_base(folder: Path, base: Base) -> str:
 
 def _other_scaling(said: AdapterSettings, stored: Lora, structure: Lora) -> UserError:
     """The error of an adapter with another rank or scaling than is expected, and which settings are its own."""
-    alpha = stored.alpha / math.sqrt(stored.rank) if said.rslora else stored.alpha
-    flag = ""
+    alpha, by = stored.alpha, "rank (adapter.rslora=false)"
     if said.rslora:
-        flag = ", scaled by alpha / sqrt(rank) (adapter.rslora=true)"
-    elif math.isclose(structure.alpha, stored.alpha * math.sqrt(stored.rank)):
-        flag = ", scaled by alpha / rank (adapter.rslora=false)"
+        alpha, by = alpha / math.sqrt(stored.rank), "sqrt(rank) (adapter.rslora=true)"
     return UserError(
-        f"the adapter {said.folder} has rank {stored.rank} and alpha {alpha:g}{flag}, where adapter.rank="
-        f"{structure.rank} and adapter.alpha={structure.alpha:g} are expected"
+        f"the adapter {said.folder} has rank {stored.rank} and alpha {alpha:g}, scaled by alpha / {by}, where "
+        f"adapter.rank={structure.rank} and adapter.alpha={structure.alpha:g} are expected"
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, BeforeValidator, Field
 from torch import nn
@@ -22,7 +21,6 @@ from llm_fed.export.tensors import read_json
 from llm_fed.models.base import Base
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, matching, names_of, targets
-from llm_fed.models.origin import Origin
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.settings.paths import public
 
@@ -49,7 +47,6 @@ _WRITTEN = (
     "init_lora_weights", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
 )  # fmt: skip
 _OF_BASE = ("task_type", "base_model_name_or_path", "revision", "fan_in_fan_out", "modules_to_save")
-_TEXTS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, Origin, str], bytes]] = WeakKeyDictionary()  # see `written`
 _DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -141,14 +138,12 @@ class AdapterSettings(BaseModel, frozen=True):
 
     def _layer(self, name: str) -> int | None:
         """The number of the layer that a module lies in."""
-        parts = name.split(".")
-        for index in range(1, len(parts) - 1):
-            before = "." + ".".join(parts[:index])
-            listed = (
-                index > 1 if not self.layer_lists else any(before.endswith(f".{each}") for each in self.layer_lists)
-            )
-            if parts[index].isdigit() and listed:
-                return int(parts[index])
+        for number in re.finditer(r"(?<=\.)\d+(?=\.)", name):
+            before = name[: number.start() - 1]
+            if any(f".{before}".endswith(f".{each}") for each in self.layer_lists) or (
+                "." in before and not self.layer_lists
+            ):
+                return int(number[0])
         return None
 
 
@@ -162,38 +157,30 @@ def read(folder: Path) -> AdapterSettings:
     if (kind := values.get("peft_type")) != "LORA":
         raise UserError(f"{path}: the adapter is of type {one_line(str(kind))}; only LORA is supported")
     try:
-        if flaw := _flaw(folder, values):
-            raise flaw
+        _check(folder, values)
         return AdapterSettings(**{**_defaults(), **values, "folder": folder})
     except _DAMAGED as error:
         raise _not_lora(folder, error) from error
 
 
 def written(structure: Lora, base: Base) -> bytes:
-    """What adapter_config.json says; of all clients with one structure it is made once."""
-    origin = base.source
-    known = _TEXTS.setdefault(base.model, {})
-    if (structure, origin, base.head) not in known:
-        modules, alpha = targets(base.model, structure).values(), structure.alpha
-        settings = _defaults(
-            task_type=None if base.head else "CAUSAL_LM",
-            base_model_name_or_path=origin.name,
-            revision=origin.revision,
-            r=structure.rank,
-            lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
-            lora_dropout=structure.dropout,
-            target_modules=_chosen(base.model, structure),
-            fan_in_fan_out=bool(modules) and all(isinstance(module, Conv1D) for module in modules),
-            modules_to_save=list(structure.whole) or None,
-            use_dora=structure.dora,
-            inference_mode=True,
-            **({"target_parameters": list(structure.parameters)} if structure.parameters else {}),
-        )
-        # Sets are sorted: their own order changes from process to process.
-        keys = _WRITTEN + ("target_parameters",) * bool(structure.parameters)
-        text = json.dumps({key: settings[key] for key in keys}, indent=2, sort_keys=True, default=sorted)
-        known[structure, origin, base.head] = text.encode()
-    return known[structure, origin, base.head]
+    """What adapter_config.json says."""
+    modules, alpha, origin = targets(base.model, structure).values(), structure.alpha, base.source
+    settings = _defaults(
+        task_type=None if base.head else "CAUSAL_LM",
+        base_model_name_or_path=origin.name,
+        revision=origin.revision,
+        r=structure.rank,
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
+        lora_dropout=structure.dropout,
+        target_modules=_chosen(base.model, structure),
+        fan_in_fan_out=bool(modules) and all(isinstance(module, Conv1D) for module in modules),
+        modules_to_save=list(structure.whole) or None,
+        use_dora=structure.dora,
+        inference_mode=True,
+        target_parameters=list(structure.parameters) or None,
+    )
+    return _text({key: settings[key] for key in (*_WRITTEN, *["target_parameters"] * bool(structure.parameters))})
 
 
 def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str]) -> bytes:
@@ -208,7 +195,12 @@ def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str])
         "r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {},
         "lora_dropout": 0.0, "inference_mode": True, "target_modules": given["target_modules"] if alike else [*layers],
     }  # fmt: skip
-    return json.dumps({key: settings[key] for key in _WRITTEN}, indent=2, sort_keys=True, default=sorted).encode()
+    return _text({key: settings[key] for key in _WRITTEN})
+
+
+def _text(settings: Mapping[str, Any]) -> bytes:
+    """Sets are sorted: their own order changes from process to process."""
+    return json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode()
 
 
 def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Json]:
@@ -222,8 +214,7 @@ def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str
 def public_config(path: Path) -> bytes:
     """An adapter_config.json for others: a base's folder is cut to its last name. UserError: it is damaged."""
     settings = read_json(path)
-    settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
-    return json.dumps(settings, indent=2, sort_keys=True).encode()
+    return _text(settings | {"base_model_name_or_path": public(settings.get("base_model_name_or_path"))})
 
 
 def trained_whole(folder: Path, modules: Sequence[str], heads: Sequence[str]) -> UserError:
@@ -259,25 +250,25 @@ def _usual(model: nn.Module, folder: Path) -> str | tuple[str, ...]:
     return usual if isinstance(usual, str) else tuple(usual)
 
 
-def _flaw(folder: Path, values: Mapping[str, Json]) -> UserError | None:
-    """Why an adapter with these settings cannot be read; an empty value means that a setting is off."""
+def _check(folder: Path, values: Mapping[str, Json]) -> None:
+    """Refuse settings of an adapter that cannot be read; an empty value means that a setting is off. UserError: which
+    one it is, and why."""
     defaults = _defaults()
     for key, value in values.items():
         if key == "init_lora_weights":
             harmless = value in _INITIALISATIONS
         else:
             harmless = key in _UNDERSTOOD | _INERT or not value or value == defaults.get(key)
+        if not harmless and key in defaults:
+            raise _unsupported(folder, key, value)
         if not harmless:
-            if key in defaults:
-                return _unsupported(folder, key, value)
             by = values.get("peft_version")
             written = f" ({one_line(by, 40)})" if isinstance(by, str) else ""
-            return UserError(
+            raise UserError(
                 f"the adapter {folder} has {one_line(key, 60)}={one_line(repr(value), 100)}, which the installed "
                 f"version of PEFT ({version('peft')}) does not know; install the one that wrote it{written}, or delete "
                 f"the setting from {CONFIG} if it does not change what the adapter computes"
             )
-    return None
 
 
 def _unsupported(folder: Path, key: str, value: Json) -> UserError:

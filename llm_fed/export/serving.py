@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, listed, one_line
 from llm_fed.basics.files import read_file
 from llm_fed.export.peft_folders import GATE, WEIGHTS
 from llm_fed.export.peft_settings import CONFIG
@@ -28,10 +28,10 @@ def line(folders: Sequence[Path]) -> str:
             refused.setdefault(why, []).append(folder.name)
         else:
             ranks[folder.name] = rank
-    said = [f"not {_named(clients)}: {why}" for why, clients in refused.items()]
+    said = [f"not {listed(clients, 5)}: {why}" for why, clients in refused.items()]
     if ranks:
         most = min(rank for rank in VLLM_RANKS if rank >= max(ranks.values()))
-        said.insert(0, f"can serve {_named([*ranks])} (vLLM with --max-lora-rank {most})")
+        said.insert(0, f"can serve {listed([*ranks], 5)} (vLLM with --max-lora-rank {most})")
     return f"vLLM and LoRAX {'; '.join(said)}; see docs/serving.md"
 
 
@@ -53,7 +53,3 @@ def looked_at(folder: Path) -> tuple[str, int]:
         if (value := settings.get(key, off)) not in (off, []):
             return f"{key} is {one_line(json.dumps(value))}", rank
     return f"rank {rank} is above vLLM's {VLLM_RANKS[-1]}" if rank > VLLM_RANKS[-1] else "", rank
-
-
-def _named(clients: list[str]) -> str:
-    return f"{', '.join(clients[:5])}{f' and {len(clients) - 5} more' if clients[5:] else ''}"

@@ -43,7 +43,6 @@ from llm_fed.models.loading import (
     config_of,
     ensure_pad_token,
     explain,
-    missing_weights,
     quantization,
     read_words,
     settle_dtype,
@@ -315,7 +314,7 @@ def load_base(config: BaseConfig, device: str) -> Language:
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
-    if report["missing_keys"] and (missing := missing_weights(model, report["missing_keys"])):
+    if missing := sorted(report["missing_keys"]):
         raise UserError(
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete causal language model"

@@ -3,7 +3,7 @@ is trained whole beside them, and how many tokens they read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -52,25 +52,17 @@ def usual_targets(model: nn.Module) -> tuple[str, ...] | None:
 
 def heads_of(model: Any, missing: Collection[str], name: str) -> tuple[str, ...]:
     """The linear layers that are trained whole, the head last: all behind the encoder, and a pooler within it for which
-    the checkpoint has no weights.
-
-    Args:
-        missing: parameters for which the checkpoint has no weights.
-        name: of the base, for messages.
-
-    Raises:
-        UserError: the checkpoint lacks other weights than those of such layers.
-    """
+    the checkpoint has no weights. `missing`: the parameters for which it has none. UserError: it lacks other weights
+    than those of such layers, and of norms behind the encoder."""
     body, head = f"{model.base_model_prefix}.", head_of(model)
-    linear = [location for location, module in model.named_modules() if isinstance(module, nn.Linear)]
-    absent = {entry.rpartition(".")[0] for entry in missing}
-    found = [
-        location
-        for location in linear
-        if not location.startswith(body) or (location in absent and "pooler" in location)
-    ]
-    norms = {location for location, module in model.named_modules() if type(module).__name__.endswith("Norm")}
-    left = absent - set(found) - {location for location in norms if not location.startswith(body)}
+    absent, found, norms = {entry.rpartition(".")[0] for entry in missing}, list[str](), set[str]()
+    for location, module in model.named_modules():
+        behind = not location.startswith(body)
+        if isinstance(module, nn.Linear) and (behind or (location in absent and "pooler" in location)):
+            found.append(location)
+        elif behind and type(module).__name__.endswith("Norm"):
+            norms.add(location)
+    left = absent - set(found) - norms
     if left:
         raise UserError(
             f"base.name={name!r} has no weights for {len(left)} layers of {type(model).__name__}, e.g. {min(left)}; "
@@ -81,17 +73,11 @@ def heads_of(model: Any, missing: Collection[str], name: str) -> tuple[str, ...]
 
 def longest(model: Any, tokenizer: Any) -> int | None:
     """How many tokens the model reads, with those that its tokenizer adds; None where it does not say."""
-    config = model.config.get_text_config()
-    limits: Sequence[int | None] = (
-        getattr(config, "max_position_embeddings", None), getattr(config, "n_positions", None)
-    )  # fmt: skip
     offsets = (
         int(module.padding_idx) + 1  # RoBERTa's positions begin behind the padding's
         for name, module in model.named_modules()
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
     )
-    found = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
-    said = getattr(tokenizer, "model_max_length", None)
-    known = [found - next(offsets, 0)] if found else []
-    known += [said] if isinstance(said, int) and said < 10**9 else []
-    return min(known, default=None)
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    known = [tokenizer.model_max_length, *([found - next(offsets, 0)] if found > 0 else [])]
+    return min((each for each in known if each < 10**9), default=None)

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FOR_ALL_ROWS = (
-    "for_all_rows"  # an attribute of inputs (1, T, in) for which each row gets outputs (N, T, out) of its own
-)
+# An attribute of inputs (1, T, in) for which each row gets outputs (N, T, out) of its own.
+FOR_ALL_ROWS = "for_all_rows"
 
 
 def with_own_positions(model: nn.Module) -> None:

@@ -68,7 +68,7 @@ _REFUSED = {
 
 # By family the linear layers, by the last parts of their names, whose weights are read where the layers are not called,
 # so that an adapter on them would not be felt: always, or (out_proj) in kernels for a GPU, for which PEFT refuses it.
-READ = {
+READ_LAYERS = {
     "falcon_h1": ("out_proj",),
     "falcon_mamba": ("dt_proj", "out_proj"),
     "jamba": ("dt_proj",),
@@ -79,18 +79,11 @@ READ = {
 
 
 def check_family(config: PretrainedConfig, name: str) -> None:
-    """Refuse a base whose rows would not be what they are alone.
-
-    Args:
-        config: the base's configuration.
-        name: of the base, for the message.
-
-    Raises:
-        UserError: the family and why it cannot be a base.
-    """
-    for kind in (config.model_type, family_of(config)):
+    """Refuse a base whose rows would not be what they are alone. UserError: its `name`, its family, and why this cannot
+    be a base."""
+    for kind in (config.model_type, _family_of(config)):
         reason = _REFUSED.get(kind)
-        if kind in _ENCODERS and not getattr(config, "is_decoder", False):
+        if kind in _ENCODERS and not config.to_dict().get("is_decoder"):
             reason = (
                 "is_decoder is false in its configuration, so its tokens see later ones; it can be trained as a "
                 "classifier, with task.name=classification"
@@ -113,15 +106,15 @@ def is_causal(config: PretrainedConfig) -> bool:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # as in `writes`
 
     sees_later = _REFUSED.get(config.model_type) == _SEE_LATER or _encodes(config)
-    both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", False)
+    both_ways = config.get_text_config().to_dict().get("use_bidirectional_attention", False)
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (sees_later or both_ways)
 
 
 def _encodes(config: PretrainedConfig) -> bool:
-    return config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
+    return config.model_type in _ENCODERS and not config.is_decoder
 
 
-def family_of(config: PretrainedConfig) -> str:
+def _family_of(config: PretrainedConfig) -> str:
     """The `model_type` of the part that reads text."""
     try:
         return str(config.get_text_config().model_type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +36,14 @@ def check_file(name: str, path: Path) -> None:
 
 
 def check_folder(name: str, folder: Path, weights: bool = True) -> None:
-    """Refuse a folder that holds something else than a model as `save_pretrained` writes it.
-
-    Args:
-        weights: whether these are needed, and not the tokenizer alone.
-
-    Raises:
-        UserError: what it holds, and what to give.
-    """
+    """Refuse a folder that holds something else than a model as `save_pretrained` writes it; without `weights` a
+    tokenizer suffices. UserError: what it holds, and what to give."""
     files = sorted(path.name for path in folder.iterdir())
     for path in map(folder.joinpath, files):
         if path.exists() and not (path.is_file() or path.is_dir()):  # transformers would wait for a pipe
             raise _refused(name, f"has no file in the place of {path.name}", "put the file there, or delete it")
     if ADAPTER in files:
-        raise _adapter(name, _read(folder / ADAPTER))
+        raise adapter(name, folder / ADAPTER)
     parts = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
     if not parts and (packed := [file for file in files if file.endswith(".gguf")]):
         raise _refused(name, f"holds GGUF ({packed[0]}), whose weights are rounded for llama.cpp", _ORIGINAL)
@@ -69,16 +63,9 @@ def check_folder(name: str, folder: Path, weights: bool = True) -> None:
         )  # fmt: skip
 
 
-def check_quantization(name: str, config: Any) -> None:
-    """Refuse a model whose weights are quantised in a way in which adapters cannot be trained.
-
-    Args:
-        config: of transformers, as an object or as its values.
-
-    Raises:
-        UserError: how it is quantised, and what to give.
-    """
-    values = config if isinstance(config, dict) else config.to_dict()
+def check_quantization(name: str, values: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights are quantised in a way in which adapters cannot be trained. `values`: of its
+    config.json. UserError: how it is quantised, and what to give."""
     kind = (values.get("quantization_config") or {}).get("quant_method")
     if kind is None and isinstance(values.get("quantization"), dict):
         kind = "mlx"
@@ -100,29 +87,13 @@ def check_settings(config: Mapping[str, Any]) -> None:
                 raise ValueError(f"its config.json says {key}={number}, and no model has more than {most:,}")
 
 
-def check_hub_adapter(name: str, read: Callable[[], str | None]) -> None:
-    """Refuse a Hub id that is an adapter.
-
-    Args:
-        read: gives the path of the adapter's settings, where the id has some.
-
-    Raises:
-        UserError: it is one; which base it has.
-    """
-    try:
-        path = read()
-    except (OSError, ValueError):
-        return  # what is wrong is said where the model is loaded
-    if path is not None:
-        raise _adapter(name, _read(Path(path)))
-
-
 def _refused(name: str, what: str, instead: str) -> UserError:
     return UserError(f"base.name={name!r} {what}; {instead}")
 
 
-def _adapter(name: str, config: dict[str, Any]) -> UserError:
-    base = config.get("base_model_name_or_path")
+def adapter(name: str, path: Path) -> UserError:
+    """The error of a base that is an adapter with these settings."""
+    base = _read(path).get("base_model_name_or_path")
     whose = f" of the base {base!r}" if base else ""
     return _refused(
         name, f"is a PEFT adapter{whose} and no base",

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 
 _NAMES = ("gate_up_proj", "up_proj", "down_proj")  # of such parameters, in all families of transformers
+
+
+@runtime_checkable
+class _FusedBlock(Protocol):
+    """A module with fused experts, by transformers' interface for them (`use_experts_implementation`)."""
+
+    has_gate: bool
+    has_bias: bool
+    is_transposed: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +36,8 @@ class FusedParameter:
 
     @property
     def weight(self) -> Tensor:
-        """(E, out, in), or (E, in, out) where `transposed`."""
-        return getattr(self.block, self.name)
-
-    @property
-    def transposed(self) -> bool:
-        return self.block.is_transposed
+        """(E, out, in), or (E, in, out) where the block is `is_transposed`."""
+        return self.block.get_parameter(self.name)
 
     @property
     def experts(self) -> int:
@@ -43,12 +48,7 @@ class FusedParameter:
     def sizes(self) -> tuple[int, int]:
         """(in, out) of each expert."""
         first, second = self.weight.shape[1:]
-        return (first, second) if self.transposed else (second, first)
-
-
-def is_block(module: nn.Module) -> bool:
-    """Whether a module holds fused experts as transformers' interface for them says."""
-    return all(hasattr(module, each) for each in ("_apply_gate", "has_gate", "has_bias", "is_transposed", "down_proj"))
+        return (first, second) if self.block.is_transposed else (second, first)
 
 
 def fused_parameters(model: nn.Module, chosen: Sequence[str]) -> dict[str, FusedParameter]:
@@ -77,8 +77,8 @@ def _all(model: nn.Module) -> dict[str, FusedParameter]:
     return {
         f"{location}.{name}": FusedParameter(module, name)
         for location, module in model.named_modules()
-        if is_block(module)
-        for name, parameter in module.named_parameters(recurse=False)
+        if isinstance(module, _FusedBlock)
+        for name, parameter in model.get_submodule(location).named_parameters(recurse=False)
         if name in _NAMES and parameter.dim() == 3
     }
 

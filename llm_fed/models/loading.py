@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -25,13 +22,11 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError, no_locks, panics
 from llm_fed.models import forms
 from llm_fed.models.families import check_family
 from llm_fed.settings import objects
 from llm_fed.settings.config import BaseConfig, Dtype
-from llm_fed.settings.paths import base_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
@@ -47,52 +42,19 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     if config.dtype != "auto":
         return config, ""
     kind = torch.device(device).type
-    dtype: Dtype
-    dtype, why, other = "float32", "this is a CPU", "=bfloat16"
-    if kind == "cpu" and computes_in_bfloat16() is False:
-        return replace(config, dtype=dtype), f"computing in {dtype}; this CPU has no instructions for bfloat16"
-    if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        dtype, why, other = "bfloat16", "this GPU has it", "=float32"
-    elif kind != "cpu":
-        why, other = f"this device ({kind}) is not known to have bfloat16", ""
-    return replace(config, dtype=dtype), f"computing in {dtype}, because {why}; base.dtype{other} overrides"
-
-
-def computes_in_bfloat16() -> bool | None:
-    """Whether this CPU has instructions for bfloat16, by its flags (avx512_bf16, amx_bf16; of ARM bf16); None where the
-    system does not say."""
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text(), re.MULTILINE) if CPU.is_file() else None
-    return None if flags is None else any(flag.endswith("bf16") for flag in flags[1].split())
+    has = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype: Dtype = "bfloat16" if has else "float32"
+    return replace(
+        config, dtype=dtype
+    ), f"computing in {dtype}, the default on this device ({kind}); base.dtype overrides"
 
 
 def bfloat16_hint() -> str:
-    """A line for a CPU that computes in bfloat16; empty for another one."""
-    return "this CPU computes in bfloat16, so base.dtype=bfloat16 may train faster" if computes_in_bfloat16() else ""
-
-
-def shortage(config: BaseConfig, device: str) -> str:
-    """What is too little, in words, for the weights of a base on the CPU; empty where they fit, and where a container
-    or a job has no limit: without one the system may swap, but a process over its limit is killed without a message.
-    `config`: with a dtype other than `auto`."""
-    free, limit = cgroups.free_memory()
-    folder = base_folder(config.name, config.revision)
-    if limit is None or device != "cpu" or config.quantization or folder is None:
-        return ""
-    try:
-        numbers = 0
-        for path in folder.glob("*.safetensors"):
-            with safe_open(str(path), framework="pt") as file:  # only its header is read
-                numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    except (OSError, SafetensorError):  # loading says what is wrong
-        return ""
-    size = numbers * DTYPES[config.dtype].itemsize
-    if size <= free:
-        return ""
-    half = ", or base.dtype=bfloat16 where half of it suffices" if config.dtype == "float32" else ""
-    return (
-        f"the base takes {size / 1e9:.2f} GB in {config.dtype}, but {limit.name} leaves {free / 1e9:.2f} GB, so the "
-        f"kernel may kill this run without a message; it needs more memory, or a smaller base{half}"
-    )
+    """A line for a CPU that computes in bfloat16, by its flags (avx512_bf16, amx_bf16; of ARM bf16); empty for others,
+    and where the system does not say."""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text() if CPU.is_file() else "", re.MULTILINE)
+    fast = flags is not None and any(flag.endswith("bf16") for flag in flags[1].split())
+    return "this CPU computes in bfloat16, so base.dtype=bfloat16 may train faster" if fast else ""
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None) -> set[int]:
@@ -119,23 +81,6 @@ def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     return tokenizer, end_tokens(tokenizer, stops) - {None}, int(settings.get_text_config().vocab_size)
-
-
-def missing_weights(model: PreTrainedModel, reported: Collection[str]) -> list[str]:
-    """The names of parameters for which a folder has no weights, of those that transformers has reported.
-
-    A weight that is tied to another needs none of its own. It is reported all the same, and left as it was drawn, where
-    another thread of this process has loaded a model at the same time, as transformers suspends tying in all threads
-    then. Here it is tied after all.
-    """
-    missing = set(reported)
-    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
-        for target, source in ((one, other), (other, one)):
-            if target in missing and source not in missing:
-                owner, _, name = target.rpartition(".")
-                setattr(model.get_submodule(owner), name, model.get_parameter(source))
-                missing.discard(target)
-    return sorted(missing)
 
 
 def attention(models: Any, config: PretrainedConfig, dtype: torch.dtype, device: str = "cpu") -> str:
@@ -167,14 +112,7 @@ def read_words(location: str, revision: str | None = None, *, local: bool = Fals
 
 
 def check_rows(ids: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a token that a base has no embedding for.
-
-    Args:
-        rows: of the base's embedding.
-
-    Raises:
-        UserError: there is one; it is named.
-    """
+    """Refuse a token beyond the `rows` of a base's embedding. UserError: there is one; it is named."""
     most = max(ids, default=0)
     if most >= rows:
         raise UserError(
@@ -185,15 +123,9 @@ def check_rows(ids: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase
 
 
 def check_name(name: str, also: Iterable[str] = (), weights: bool = True) -> str:
-    """The name for transformers: a folder's full path, or a Hub id.
-
-    Args:
-        also: other names that would have been possible here.
-        weights: whether the base's weights are needed, and not its tokenizer alone.
-
-    Raises:
-        UserError: it is neither, or what it holds is no base (`forms`).
-    """
+    """The name for transformers: a folder's full path, or a Hub id. `also`: other names that would have been possible
+    here. `weights`: whether these are needed, and not the tokenizer alone. UserError: it is neither, or what it holds
+    is no base (`forms`)."""
     if objects.is_object(name):
         objects.find("base.name", name)  # says what to do where this program does not have it
         raise UserError(f"base.name={name} is in no file, which is needed here; save the model, and give its folder")
@@ -210,32 +142,21 @@ def check_name(name: str, also: Iterable[str] = (), weights: bool = True) -> str
 
 
 def config_of(name: str, folder_or_id: str, revision: str | None = None, *, family: bool = True) -> PretrainedConfig:
-    """The configuration of a base, before any of its weights are read.
-
-    Args:
-        folder_or_id: what `check_name` says of the name.
-        family: whether it is to write texts.
-
-    Raises:
-        UserError: it cannot be read, or is that of an adapter, of weights that no adapter can be trained on, or of a
-            family that cannot be a base.
-    """
+    """The configuration of a base, before any of its weights are read. `folder_or_id`: what `check_name` says of the
+    name. `family`: whether it is to write texts. UserError: it cannot be read, or is that of an adapter, of weights
+    that no adapter can be trained on, or of a family that cannot be a base."""
     if not os.path.isdir(folder_or_id):
-        forms.check_hub_adapter(name, partial(find_adapter_config_file, folder_or_id, revision=revision))
+        with suppress(OSError, ValueError):  # what is wrong is said where the model is loaded
+            if (found := find_adapter_config_file(folder_or_id, revision=revision)) is not None:
+                raise forms.adapter(name, Path(found))
     try:
         config = read_settings(folder_or_id, revision)
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error
-    forms.check_quantization(name, config)
+    forms.check_quantization(name, config.to_dict())
     if family:
         check_family(config, name)
     return config
-
-
-def is_language(config: BaseConfig) -> bool:
-    """Whether a base's config.json is that of a causal language model. UserError: see `config_of`."""
-    found = config_of(config.name, check_name(config.name), config.revision, family=False)
-    return type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def explain(name: str, error: Exception, kind: str) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.models.families import READ
+from llm_fed.models.families import READ_LAYERS
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.structure import Structure
 from llm_fed.settings import check_fields
@@ -139,14 +139,9 @@ class Lora(Structure):
 
 
 def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
-    """The linear layers that the structure adapts, by name and in module order, chosen as PEFT chooses them.
-
-    Linear layers are `nn.Linear` and its subclasses (such as bitsandbytes' 4- and 8-bit layers), and the
-    `Conv1D` of transformers.
-
-    Raises:
-        UserError: nothing matches, or something that matches is no linear layer.
-    """
+    """The linear layers that a structure adapts, by name and in module order, chosen as PEFT does: `nn.Linear` and its
+    subclasses (such as bitsandbytes' 4- and 8-bit layers), and the `Conv1D` of transformers. UserError: nothing
+    matches, or something that matches is no linear layer."""
     chosen = structure.target_modules
     modules = {name: module for name, module in model.named_modules() if name}
     linear, names = _linear(modules), names_of(model, chosen)
@@ -179,7 +174,7 @@ def _unfit(
         return f"which belongs to a mixture of experts, {_MOVED}"
     from transformers import PreTrainedModel  # as in `names_of`
 
-    unfelt = READ.get(model.config.model_type, ()) if isinstance(model, PreTrainedModel) else ()
+    unfelt = READ_LAYERS.get(model.config.model_type, ()) if isinstance(model, PreTrainedModel) else ()
     if name.rpartition(".")[2] in unfelt:
         beside = [each for each in _endings([layer for layer in linear if "." in layer], 1) if each not in unfelt]
         return (
@@ -212,15 +207,9 @@ def _linear(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def matching(pattern: str, names: Iterable[str], key: str = "adapter.target_modules") -> list[str]:
-    """The names that the whole of a regular expression matches, as `re.fullmatch` does.
-
-    Args:
-        key: where the expression stands, for messages.
-
-    Raises:
-        UserError: it is none, or it has not ended after _LONGEST seconds: whoever wrote the folder that holds it
-            chose it.
-    """
+    """The names that the whole of a regular expression matches, as `re.fullmatch` does. `key`: where it stands.
+    UserError: it is none, or it has not ended after _LONGEST seconds: whoever wrote the folder that holds it chose
+    it."""
     names, until = list(names), time.monotonic() + _LONGEST
     try:
         compiled = re.compile(pattern)
@@ -241,15 +230,9 @@ def matching(pattern: str, names: Iterable[str], key: str = "adapter.target_modu
 
 
 def check_names(model: nn.Module, adapter: AdapterConfig | None) -> None:
-    """Refuse a configuration whose list of target modules has names that match nothing.
-
-    `targets` takes what a list matches, as PEFT does, so that folders of strangers may name more than a base has. In a
-    configuration such a name is a mistake, and whoever made it would train fewer layers than they think. A regular
-    expression has no names to check.
-
-    Raises:
-        UserError: every such name, and the linear layers with the closest names.
-    """
+    """Refuse a configuration whose list of target modules has names that match nothing: whoever made the mistake would
+    train fewer layers than they think. `targets` takes what a list matches, as PEFT does, so that folders of strangers
+    may name more than a base has. UserError: every such name, and the linear layers with the closest names."""
     if adapter is None or isinstance(adapter.target_modules, str):
         return
     modules = dict(model.named_modules())
@@ -312,14 +295,12 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
         if structure.gate == "router":
             names.append(router(name))
             shapes.append((len(structure.experts), inputs))
-    if structure.parameters:
-        for name, (inputs, outputs) in expert_sizes(model, structure).items():
-            names += pair(name, "")
-            shapes += [(structure.rank, inputs), (outputs, structure.rank)]
-    if structure.whole:
-        for name, parameter in whole_parameters(model, structure).items():
-            names.append(name)
-            shapes.append(tuple(parameter.shape))
+    for name, (inputs, outputs) in expert_sizes(model, structure).items() if structure.parameters else ():
+        names += pair(name, "")
+        shapes += [(structure.rank, inputs), (outputs, structure.rank)]
+    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
+        names.append(name)
+        shapes.append(tuple(parameter.shape))
     return Layout(tuple(names), tuple(shapes))
 
 
@@ -354,9 +335,8 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     """
     indices = layout(model, structure)
     state = State(indices, torch.zeros(indices.size, dtype=dtype))
-    if structure.whole:
-        for name, parameter in whole_parameters(model, structure).items():
-            state[name].copy_(parameter.detach())
+    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
+        state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():
         state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))
     for name in indices.names:

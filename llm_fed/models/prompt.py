@@ -4,7 +4,7 @@ tokens of one."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Prompt:
     template: Template
     stop: tuple[int, ...]  # ids of the tokens that end an answer
     max_new_tokens: int
+    origin: Origin | None = field(default=None, compare=False)  # the base that the folder names
 
     def as_json(self, tokenizer: PreTrainedTokenizerBase, origin: Origin) -> bytes:
         """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts. `origin`: the base, which
@@ -89,6 +90,7 @@ def read_prompt(folder: Path) -> Prompt | None:
             raise ValueError("stop_token_ids is a list of token ids")
         if not (type(most) is int and most >= 1):
             raise ValueError("max_new_tokens is a number of at least 1")
+        origin = Origin.from_json(values[ORIGIN]) if ORIGIN in values else None
         checksum.checked(values)  # last, so that what is wrong is said where it can be
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
@@ -96,7 +98,7 @@ def read_prompt(folder: Path) -> Prompt | None:
             f"{path} is damaged: {reason}; export the adapter again, or delete the "
             "file (if you changed it on purpose, delete its checksum)"
         ) from error
-    return Prompt(template, tuple(stop), most)
+    return Prompt(template, tuple(stop), most, origin)
 
 
 def stop_tokens(base: Base) -> set[int]:

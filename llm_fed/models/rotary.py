@@ -40,10 +40,6 @@ class Regimes:
         """Equal for lengths that share frequencies."""
         return max(length, self.border) if self.each else self.border + (length > self.border)
 
-    def crosses(self, length: int, longer: int) -> bool:
-        """Whether a text of `length` tokens is read otherwise when it has grown to `longer`."""
-        return self.of(length) != self.of(longer)
-
 
 _known: WeakKeyDictionary[nn.Module, Regimes | None] = WeakKeyDictionary()
 
@@ -110,8 +106,10 @@ class _RowsAlone(nn.Module):
             groups.setdefault(regimes.of(length), []).append(row)
         parts = []
         for chosen in groups.values():
-            if regimes.each:
-                _forget(self, layer)
+            if regimes.each:  # undo what dynamic NTK remembers of longer texts
+                prefix = "" if layer is None else f"{layer}_"
+                setattr(self, f"{prefix}inv_freq", self.get_buffer(f"{prefix}original_inv_freq"))
+                setattr(self, f"{prefix}max_seq_len_cached", self.original_max_seq_len)
             indices = position_ids
             if len(groups) > 1:
                 indices = position_ids.index_select(rows, torch.tensor(chosen, device=position_ids.device))
@@ -127,13 +125,6 @@ class _RowsAlone(nn.Module):
 def _in_order(parts: Any, back: Tensor) -> Tensor:
     """The groups' values, (N, T, ...) or with more before them, as rows of the pass."""
     return torch.cat(tuple(parts), dim=-3).index_select(-3, back)
-
-
-def _forget(module: Any, layer: str | None) -> None:
-    """Undo what dynamic NTK remembers of longer texts."""
-    prefix = "" if layer is None else f"{layer}_"
-    setattr(module, f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq"))
-    setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def _treat_rows_alone(module: Any) -> None:

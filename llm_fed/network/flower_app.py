@@ -12,7 +12,7 @@ from pathlib import Path
 from llm_fed import methods, tasks
 from llm_fed.basics import documents
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.files import write_folder
+from llm_fed.basics.files import write_folders
 from llm_fed.settings.config import Config, PartitionConfig
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.plugins import short
@@ -129,7 +129,7 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
         "federation/client.py": _MODULE.format(side="client"),
         "federation/config.yaml": text,
     }
-    write_folder(folder, {path: text.encode() for path, text in files.items()}, "a Flower app")
+    write_folders([(folder, {path: text.encode() for path, text in files.items()})], "a Flower app")
     notes = [f"Its configuration has the digest {mark}, which an owner's policy names (node-policy.yaml)."]
     if source and name != f"{source.stem}-{short(method)}":
         notes.append(f"The app is named {name}, as {RULE}.")

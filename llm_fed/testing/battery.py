@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -71,12 +72,12 @@ def _wire(whole: Outcome, folder: Path, slack: Slack) -> None:
 def _purity(whole: Outcome, folder: Path, slack: Slack) -> None:
     uploads = whole.uploads()
     given = {"state": whole.state, "uploads": {upload.client: upload.content for upload in uploads}}
-    before, settings = pack(given), dict(vars(whole.method))
+    before, settings = pack(given), asdict(whole.method)
     first, second = whole.serve(whole.state, uploads), whole.serve(whole.state, uploads)
     same("what server_update was given, after it", given, unpack(before))
     same("the result of the second of two equal calls of server_update", second, first)
-    if vars(whole.method) != settings:
-        raise Failed(f"server_update changed the method itself: it has {vars(whole.method)}, and had {settings}")
+    if asdict(whole.method) != settings:
+        raise Failed(f"server_update changed the method itself: it has {asdict(whole.method)}, and had {settings}")
 
 
 @check("a round in which nothing arrives is a step, too", "Method.server_update: uploads may be empty")
@@ -125,16 +126,13 @@ def _resume(whole: Outcome, folder: Path, slack: Slack) -> None:
     equal_runs(whole.again(folder), whole)
 
 
-def _fused(per_pass: int) -> Callable[[Outcome, Path, Slack], None]:
-    def run(whole: Outcome, folder: Path, slack: Slack) -> None:
-        close_runs(whole.again(folder, per_pass=per_pass), whole, 1e-10)
-
-    return run
+def _fused(per_pass: int, whole: Outcome, folder: Path, slack: Slack) -> None:
+    close_runs(whole.again(folder, per_pass=per_pass), whole, 1e-10)
 
 
 _ALONE = "Site: a client's work depends on its own data, memory and message alone"
 for _per_pass in (1, 2):
-    check(f"all clients at once is {_per_pass} at a time", _ALONE, fused_only=True)(_fused(_per_pass))
+    check(f"all clients at once is {_per_pass} at a time", _ALONE, fused_only=True)(partial(_fused, _per_pass))
 
 
 @check("all clients at once is 1 at a time in float32", _ALONE, fused_only=True)
@@ -163,33 +161,30 @@ def _broadcast(whole: Outcome, folder: Path, slack: Slack) -> None:
     same("the server's state after broadcast", whole.state, unpack(before))
 
 
-def _personalize(finished: bool) -> Callable[[Outcome, Path, Slack], None]:
-    def run(whole: Outcome, folder: Path, slack: Slack) -> None:
-        """No training, no memory written, the message left alone, and a state of what `wrap` built."""
-        messages = whole.messages()
-        if finished:
-            whole.ask("finish", messages)
-        before, memories = pack(messages), whole.memories
-        whole.runtime.take_work()
-        first, second = whole.ask("personalize", messages), whole.ask("personalize", messages)
-        if tokens := whole.runtime.take_work().tokens:
-            raise Failed(f"personalize trained, on {tokens} tokens or pictures")
-        same("what personalize was sent, after it", messages, unpack(before))
-        for name, memory in whole.memories.items():
-            same(f"the memory of {name} after personalize", unpack(memory), unpack(memories[name]))
-        same("the result of the second of two equal calls of personalize", second, first)
-        for name, site in whole.clients.items():
-            entries, expected = (State(state.layout, state.row) for state in (first[name], site.initial()))
-            alike(f"what personalize gives {name}, for which client.assemble makes a whole state,", entries, expected)
-
-    return run
+def _personalize(finished: bool, whole: Outcome, folder: Path, slack: Slack) -> None:
+    """No training, no memory written, the message left alone, and a state of what `wrap` built."""
+    messages = whole.messages()
+    if finished:
+        whole.ask("finish", messages)
+    before, memories = pack(messages), whole.memories
+    whole.runtime.take_work()
+    first, second = whole.ask("personalize", messages), whole.ask("personalize", messages)
+    if tokens := whole.runtime.take_work().tokens:
+        raise Failed(f"personalize trained, on {tokens} tokens or pictures")
+    same("what personalize was sent, after it", messages, unpack(before))
+    for name, memory in whole.memories.items():
+        same(f"the memory of {name} after personalize", unpack(memory), unpack(memories[name]))
+    same("the result of the second of two equal calls of personalize", second, first)
+    for name, site in whole.clients.items():
+        entries, expected = (State(state.layout, state.row) for state in (first[name], site.initial()))
+        alike(f"what personalize gives {name}, for which client.assemble makes a whole state,", entries, expected)
 
 
 for _finished in (False, True):
     check(
         f"personalize only computes{', after finish, too' if _finished else ''}",
         "Method.personalize: computes, never trains, never writes memory",
-    )(_personalize(_finished))
+    )(partial(_personalize, _finished))
 
 
 @check("finish touches memory alone", "Method.finish: what it learns goes into client.memory")
@@ -253,10 +248,10 @@ def _described(whole: Outcome, folder: Path, slack: Slack) -> None:
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):  # which dataclass writes by itself
         raise Failed(f"{kind.__name__} has no docstring")
     given = {key: value for key, value in whole.settings.items() if key not in defaults_of(kind)}
-    plain = methods.build(given)
+    values = asdict(methods.build(given))
     for key, default in defaults_of(kind).items():
-        if getattr(plain, key) != default:
-            raise Failed(f"{key} is {getattr(plain, key)!r} where its default is {default!r}")
+        if values[key] != default:
+            raise Failed(f"{key} is {values[key]!r} where its default is {default!r}")
 
 
 def examine(

@@ -129,23 +129,6 @@ MODELS = Setup(
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip
 
-CLASSIFIERS = Setup(
-    "adapters of a RoBERTa with a head", cache(tiny.sequence_base),
-    Lora(rank=2, alpha=8, dropout=0.0, target_modules=("query", "value"), whole=tiny.HEAD_OF_SEQUENCES),
-    LocalConfig(steps=4, batch_size=4, lr=0.01),
-    tiny.sentences_of, fused=True, falls=0.02, least=1000,
-    config={"task": {"name": "classification"}, "base": {"kind": "sequence-classification"}},
-    labels=tuple(map(str, range(tiny.CLASSES))),
-)  # fmt: skip
-
-
-OBJECTIVE: dict[str, Json] = {"objective": {"name": "dpo", "beta": 0.3}}
-PAIRS = replace(
-    ADAPTERS, words="adapters of a LLaMA, on pairs of answers", objective=from_dict(OBJECTIVE).objective,
-    base=lambda dtype: language_base(dtype).configured(from_dict(OBJECTIVE)), examples=tiny.pairs, falls=0.02,
-    config=OBJECTIVE,
-)  # fmt: skip
-
 
 @dataclass
 class Outcome:

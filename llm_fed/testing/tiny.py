@@ -8,23 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from llm_fed.kinds.images import Images
 from llm_fed.kinds.language import Language
-from llm_fed.kinds.sentences import Sentence
-from llm_fed.kinds.sequences import Sequences
-from llm_fed.models.cnn import CNN
 from llm_fed.models.images import ARCHITECTURES, head_of
-from llm_fed.tasks.common import AnswerPair, Encoded, Picture
+from llm_fed.tasks.common import Encoded, Picture
 
 VOCABULARY = 61
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>"}
@@ -38,8 +27,7 @@ HEADS: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.2,  # far from linear, so that every part of the model matters
 }
-CLASSES = 4  # of pictures and sentences
-HEAD_OF_SEQUENCES = ("classifier.dense", "classifier.out_proj")
+CLASSES = 4  # of pictures
 
 
 def drawn(make: Callable[[], Any], seed: int) -> Any:
@@ -75,55 +63,10 @@ def answers(client: int, size: int) -> list[Encoded]:
     return [Encoded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)) for prompt in prompts]
 
 
-def pairs(client: int, size: int) -> list[AnswerPair]:
-    """The answers of `answers`, and beside each another one, of one word to three, which is not preferred."""
-    found = []
-    for index, (one, other) in enumerate(zip(answers(client, size), answers(client + 5, size), strict=True)):
-        words = other.answer[-1 - index % 3 :]
-        ids, start = [*one.prompt, *words], len(one.prompt)
-        found.append(AnswerPair(one, Encoded(ids, [index >= start for index in range(len(ids))])))
-    return found
-
-
-def sequence_base(dtype: torch.dtype = torch.float64) -> Sequences:
-    """A base of a RoBERTa with a head of CLASSES labels."""
-    shape = {name: value for name, value in HEADS.items() if name != "num_key_value_heads"}
-    shape |= {"num_labels": CLASSES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-    config = RobertaConfig(**shape)
-    model = drawn(lambda: RobertaForSequenceClassification(config), 0).to(dtype).eval()
-    names = tuple(f"class {label}" for label in range(CLASSES))
-    return Sequences(
-        model=model, tokenizer=tokenizer(**SPECIAL), name="tiny", dtype=dtype, head=HEAD_OF_SEQUENCES[-1],
-        before_head=HEAD_OF_SEQUENCES[:-1], labels=names, fresh=HEAD_OF_SEQUENCES,
-    )  # fmt: skip
-
-
-def sentences_of(client: int, size: int) -> list[Sentence]:
-    """Words of two of four classes, each of which has three of its own; the next client holds one of the two, too."""
-    draws, found = torch.Generator().manual_seed(client), []
-    for number in range(size):
-        label, length = (client + number % 2) % CLASSES, 2 + int(torch.randint(4, (), generator=draws))
-        words = torch.randint(2 + 3 * label, 5 + 3 * label, (length,), generator=draws).tolist()
-        found.append(Sentence(words, [], label))
-    return found
-
-
-def image_base(make: Callable[[], nn.Module], size: int, dtype: torch.dtype) -> Images:
-    """A base of a model of CLASSES classes for pictures of `size` pixels."""
-    model = drawn(make, 1)
-    names = tuple(f"class {label}" for label in range(CLASSES))
-    pretrained = not isinstance(model, CNN)
-    return Images(
-        model=model.to(dtype).eval(), name="tiny", labels=names, size=size, head=head_of(model), pretrained=pretrained,
-        dtype=dtype,
-    )  # fmt: skip
-
-
 def architecture(name: str, dtype: torch.dtype = torch.float64) -> Images:
     """A base of an architecture that `base.name` knows (cnn, resnet-9, ...)."""
-    made = image_base(lambda: ARCHITECTURES[name](CLASSES), 32, dtype)
-    made.name, made.pretrained = name, False
-    return made
+    model, names = drawn(lambda: ARCHITECTURES[name](CLASSES), 1), tuple(f"class {label}" for label in range(CLASSES))
+    return Images(model=model.to(dtype).eval(), name=name, labels=names, size=32, head=head_of(model), dtype=dtype)
 
 
 def arrays(count: int, seed: int = 0, classes: int = CLASSES, size: int = 32) -> tuple[np.ndarray, np.ndarray]:

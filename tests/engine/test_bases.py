@@ -24,7 +24,7 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands.doctor import COMPARED
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
-from llm_fed.export import peft_folders
+from llm_fed.export import models
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora, layout, targets
@@ -107,7 +107,7 @@ def test_answers_in_one_batch_are_those_of_stock_peft_alone(family):
 def test_stock_peft_loads_what_is_exported(family, tmp_path):
     model, structure = build(family, torch.float32), adapter_of(family)
     state = states(model, structure, torch.float32)[0]
-    peft_folders.write(tmp_path / "adapter", state, structure, tiny_base.around(model), "a card\n")
+    models.write(tmp_path / "adapter", state, structure, tiny_base.around(model), "a card\n")
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
     expected = tiny.stock_peft(model, structure, state).eval()(**inputs).logits
     loaded = peft.PeftModel.from_pretrained(build(family, torch.float32), str(tmp_path / "adapter")).eval()

@@ -14,7 +14,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import check_kinds
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.export import peft_folders
+from llm_fed.export import models, peft_folders
 from llm_fed.export.folding import fold
 from llm_fed.kinds.language import Language
 from llm_fed.models.lora import Lora, draw
@@ -70,7 +70,7 @@ def test_a_new_adapter_changes_nothing_and_fused_is_alone_under_dropout():
 def test_stock_peft_loads_what_is_written_and_folding_computes_the_same(kind, tmp_path):
     base, structure = tiny_base.around(tiny.build(kind)), structure_of(kind)
     state = moved(base.model, structure, torch.float32)
-    peft_folders.write(tmp_path / "a", state, structure, base, "")
+    models.write(tmp_path / "a", state, structure, base, "")
     ours = logits_of(base.model, structure, state, kind)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), tmp_path / "a").eval()
     with torch.no_grad():

@@ -17,7 +17,7 @@ from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit
 from llm_fed.engine.packing import collate
-from llm_fed.export import peft_folders
+from llm_fed.export import models, peft_folders
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Gradient, GradientMoments, MeanLosses
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw
@@ -191,7 +191,7 @@ def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):
 @pytest.mark.parametrize("structure", [ROUTED, MIXED], ids=["router", "mix"])
 def test_a_folder_per_expert_and_a_gate_come_back(base, tmp_path, structure):
     one = mixed(base, 0.5, [[3, 4]]) if structure is MIXED else state(base, ROUTED, 1)
-    peft_folders.write(tmp_path / "c0", one, structure, base, "card")
+    models.write(tmp_path / "c0", one, structure, base, "card")
     names = {path.name for path in (tmp_path / "c0").iterdir()}
     assert names == {*structure.experts, "gate.safetensors", "README.md"}
     got, found = peft_folders.read(tmp_path / "c0", base)
@@ -203,7 +203,7 @@ def test_a_folder_per_expert_and_a_gate_come_back(base, tmp_path, structure):
             if ".default.weight" in name:
                 entry = name.removeprefix("base_model.model.").removesuffix(".default.weight")
                 assert torch.equal(parameter, one[entry.replace(".lora_", f".{expert}.lora_")].to(parameter.dtype))
-    peft_folders.write(tmp_path / "c0", one, structure, base, "again")  # an adapter is replaced
+    models.write(tmp_path / "c0", one, structure, base, "again")  # an adapter is replaced
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def test_a_folder_per_expert_and_a_gate_come_back(base, tmp_path, structure):
     ],
 )
 def test_a_damaged_gate_is_refused(base, tmp_path, damage, word):
-    peft_folders.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
+    models.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
     damage(tmp_path / "c0")
     with pytest.raises(UserError, match=word):
         peft_folders.read(tmp_path / "c0", base, ROUTED)
 
 
 def test_other_experts_than_expected_are_refused(base, tmp_path):
-    peft_folders.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
+    models.write(tmp_path / "c0", state(base, ROUTED, 1), ROUTED, base, "card")
     with pytest.raises(UserError, match="one, two, three"):
         peft_folders.read(tmp_path / "c0", base, MIXED)

@@ -18,7 +18,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.fit import fit
-from llm_fed.export import gguf_files, peft_folders, serving
+from llm_fed.export import gguf_files, models, peft_folders, serving
 from llm_fed.export.folding import fold
 from llm_fed.export.personal import alone
 from llm_fed.method.optimizer import Optimizer
@@ -52,7 +52,7 @@ def test_a_block_computes_what_stock_peft_computes(family, chosen, tmp_path):
     """The block of the first layer by itself, as norms round to float32: outputs and gradients."""
     model, structure = built(family), Lora(2, 4, 0.0, ("q_proj",), parameters=chosen)
     state = states(model, structure, torch.float64)[0]
-    peft_folders.write(tmp_path / "a", state, structure, tiny_base.around(model), "card")
+    models.write(tmp_path / "a", state, structure, tiny_base.around(model), "card")
     theirs = stock(tmp_path / "a", model)
     x = torch.randn(3, 5, model.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ours_in, theirs_in = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -115,7 +115,7 @@ def test_two_clients_train_as_each_alone_and_as_stock_peft(family, tmp_path):
     for number, (job, steps, result) in enumerate(zip(jobs, batches, results, strict=True)):
         (by_itself,), _ = fit(AdaptedModel(model, EXPERTS), [job])
         torch.testing.assert_close(result.state.row, by_itself.state.row, rtol=0, atol=1e-10)
-        peft_folders.write(tmp_path / str(number), job.start, EXPERTS, base, "card")
+        models.write(tmp_path / str(number), job.start, EXPERTS, base, "card")
         theirs = stock(tmp_path / str(number), model)
         optimizer = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], lr=0.01, weight_decay=0.0)
         for examples in steps:
@@ -142,7 +142,7 @@ def test_answers_and_folded_weights_are_those_of_stock_peft(family, tmp_path):
     bank = AdapterBank(model, EXPERTS, 2, torch.float32)
     for k, state in enumerate(of_clients):
         bank.load(k, state)
-        peft_folders.write(tmp_path / str(k), state, EXPERTS, base, "card")
+        models.write(tmp_path / str(k), state, EXPERTS, base, "card")
     got = generation.generate(base, bank, PROMPTS, max_new_tokens=6, batch_size=8)
     for answer, (k, prompt) in zip(got, PROMPTS, strict=True):
         theirs, tokens = stock(tmp_path / str(k), model), list(prompt)
@@ -216,7 +216,7 @@ def test_methods_of_several_adapters_refuse_experts(name):
 def test_what_serves_and_what_does_not(tmp_path):
     model = build("mixtral", torch.float32)
     base, state = tiny_base.around(model), states(model, EXPERTS, torch.float32)[0]
-    peft_folders.write(tmp_path / "a", state, EXPERTS, base, "card")
+    models.write(tmp_path / "a", state, EXPERTS, base, "card")
     assert json.loads((tmp_path / "a" / "adapter_config.json").read_text())["target_parameters"] == list(BOTH)
     assert "target_parameters" in serving.line([tmp_path / "a"])
     with pytest.raises(UserError, match="give --merged --gguf"):

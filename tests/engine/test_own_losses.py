@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from preference_runs import LORA, moved
+from preference_runs import LORA, moved, pairs_of_words
 from torch.nn.functional import cross_entropy
 
 from llm_fed.basics.errors import UserError
@@ -17,7 +17,7 @@ from llm_fed.engine.preferences import examples_of
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, PerExample
 from llm_fed.settings.objective import ObjectiveConfig
-from llm_fed.testing.tiny import answers, language_base, pairs
+from llm_fed.testing.tiny import answers, language_base
 
 
 def plain(logits, targets, columns):
@@ -108,6 +108,6 @@ def test_files_with_different_columns_and_losses_on_preferences_are_refused(adap
         rows(adapted, [first, mixed])
     base = language_base(adapted.model)
     engine = Engine(replace(base, trains=examples_of(ObjectiveConfig("dpo"))))
-    job = tiny.fit_on("c", LORA, moved(adapted.model), [pairs(0, 2)], Optimizer(0.1), loss=plain)
+    job = tiny.fit_on("c", LORA, moved(adapted.model), [pairs_of_words(0, 2)], Optimizer(0.1), loss=plain)
     with pytest.raises(UserError, match="set objective.name=sft"):
         engine.execute([job])

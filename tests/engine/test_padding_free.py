@@ -159,7 +159,7 @@ def test_a_replay_knows_how_long_its_texts_are(monkeypatch):
     told: list[bool] = []
 
     def attention(query, key, value, sequences, scaling, window):
-        told.append(max(at.stop - at.start for at in sequences.stretches()) <= sequences.longest)
+        told.append(int(sequences.borders.diff().max()) <= sequences.longest)
         return one_by_one(query, key, value, sequences, scaling, window)
 
     monkeypatch.setattr(end_to_end, "one_by_one", attention)
@@ -191,7 +191,7 @@ def test_what_cannot_lie_end_to_end_is_padded_and_says_why():
     """More reasons are in test_capture.py."""
     base, rope = tiny.build("llama"), {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     jobs, spread, quantised = cohort(base, LORA, EXACT), tiny.build("llama"), tiny.build("llama")
-    spread.hf_device_map = {"a": 0, "b": 1}
+    spread.model.norm.to("meta")
     head = quantised.lm_head.weight.detach().to(torch.int8)
     quantised.lm_head.weight = nn.Parameter(head, requires_grad=False)
     for model, change, why in (
@@ -256,7 +256,7 @@ def test_a_layer_that_mixes_all_tokens_is_named():
 def test_the_attention_of_a_base_is_its_own_again():
     base = tiny.build("llama")
     before = base.config._attn_implementation
-    with pytest.raises(ZeroDivisionError), end_to_end.attention(base):
+    with pytest.raises(ZeroDivisionError), end_to_end.attending(base, end_to_end.NAME, attend):
         assert base.model.layers[0].self_attn.config._attn_implementation == end_to_end.NAME
         _ = 1 / 0
     assert base.config._attn_implementation == before

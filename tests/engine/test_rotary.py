@@ -54,8 +54,8 @@ def test_recomputed_activations_have_the_same_frequencies():
 def test_what_counts_as_a_regime():
     assert regimes(tiny.build("llama")) is None
     long, each = Regimes(16, False), Regimes(16, True)
-    assert not long.crosses(3, 16) and long.crosses(16, 17) and not long.crosses(17, 40)
-    assert not each.crosses(3, 16) and each.crosses(16, 17) and each.crosses(17, 18)
+    assert long.of(3) == long.of(16) != long.of(17) == long.of(40)
+    assert each.of(3) == each.of(16) != each.of(17) != each.of(18)
     assert regimes(build("phi3", "longrope")) == Regimes(BORDER, False, read_again=True)
     assert regimes(build("llama", "dynamic")) == Regimes(BORDER, True)
     assert regimes(build("gemma3_text", "longrope")) == Regimes(BORDER, False)

@@ -47,28 +47,24 @@ def interrupted(monkeypatch):
 @pytest.mark.parametrize(
     "device, has_it, dtype, line",
     [
-        ("cpu", False, "float32", "computing in float32, because this is a CPU; base.dtype=bfloat16 overrides"),
-        ("cuda:1", True, "bfloat16", "computing in bfloat16, because this GPU has it; base.dtype=float32 overrides"),
-        ("cuda", False, "float32",
-         "computing in float32, because this device (cuda) is not known to have bfloat16; base.dtype overrides"),
-        ("mps", True, "float32",
-         "computing in float32, because this device (mps) is not known to have bfloat16; base.dtype overrides"),
+        ("cpu", False, "float32", "computing in float32, the default on this device (cpu); base.dtype overrides"),
+        ("cuda:1", True, "bfloat16", "computing in bfloat16, the default on this device (cuda); base.dtype overrides"),
+        ("cuda", False, "float32", "computing in float32, the default on this device (cuda); base.dtype overrides"),
+        ("mps", True, "float32", "computing in float32, the default on this device (mps); base.dtype overrides"),
     ],
-)  # fmt: skip
+)
 def test_what_auto_means_on_a_device(monkeypatch, device, has_it, dtype, line):
-    monkeypatch.setattr(loading, "computes_in_bfloat16", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it and not including_emulation)
     assert settle_dtype(BaseConfig("x"), device) == (BaseConfig("x", dtype=dtype), line)
     assert settle_dtype(BaseConfig("x", dtype="float16"), device) == (BaseConfig("x", dtype="float16"), "")
 
 
-@pytest.mark.parametrize("flags, has_it", [("fpu avx2", False), ("fpu avx512_bf16", True), ("", None)])
+@pytest.mark.parametrize("flags, has_it", [("fpu avx2", False), ("fpu avx512_bf16", True), ("", False)])
 def test_a_cpu_says_by_its_flags_what_it_has(monkeypatch, tmp_path, flags, has_it):
     """Nobody is told to compute in bfloat16 on a CPU that would be slow in it."""
     (tmp_path / "cpuinfo").write_text(f"model name : x\nflags\t\t: {flags}\n" if flags else "model name : x\n")
     monkeypatch.setattr(loading, "CPU", tmp_path / "cpuinfo")
-    assert loading.computes_in_bfloat16() is has_it
-    assert ("base.dtype=bfloat16 overrides" in settle_dtype(BaseConfig("x"), "cpu")[1]) == (has_it is not False)
+    assert bool(HINT()) is has_it
 
 
 def test_it_is_the_default_is_said_and_lies_in_the_environment(small, llm_fed, tmp_path):
@@ -165,12 +161,13 @@ def test_a_library_call_takes_auto_too(small, finished):
 def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monkeypatch):
     """Where float32 is chosen by `auto`, once; not where it is given, and not on a CPU that gains nothing."""
     monkeypatch.setattr(loading, "bfloat16_hint", HINT)
-    monkeypatch.setattr(loading, "computes_in_bfloat16", lambda: True)
+    monkeypatch.setattr(loading, "CPU", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("flags : fpu amx_bf16\n")
     settings = small.tree(rounds=1, base=AUTO, local={"steps": 1}, eval={"every": 0, "max_new_tokens": 1})
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
     said = "this CPU computes in bfloat16"
     assert llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "run").err.count(said) == 1
     assert llm_fed("init", small.data, "--base", small.base, "--out", tmp_path / "i.yaml").out.count(said) == 1
     assert said not in llm_fed("run", tmp_path / "c.yaml", "base.dtype=float32", "--out", tmp_path / "given").err
-    monkeypatch.setattr(loading, "computes_in_bfloat16", lambda: False)
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     assert "so base.dtype=bfloat16 may" not in llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "slow").err

@@ -128,7 +128,7 @@ def test_a_checkpoint_alone_and_no_model_at_all(tmp_path):
         load_image_model(tmp_path / "empty")
     (tmp_path / "empty/config.json").write_text("{}")
     (tmp_path / "empty/preprocessor_config.json").write_text("{}")
-    with pytest.raises(UserError, match="names no labels"):
+    with pytest.raises(UserError, match="is damaged: KeyError..id2label"):
         load_image_model(tmp_path / "empty")
     base = base_of("cnn", torch.float32)
     handed_out(base, Full(), base.draw(Full(), torch.Generator()), tmp_path / "cnn")

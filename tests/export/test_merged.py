@@ -28,7 +28,7 @@ from llm_fed import load_client
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.export import merged, model_files, older, peft_folders
+from llm_fed.export import merged, model_files, models, older, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.models import write
 from llm_fed.export.serving import line
@@ -282,7 +282,7 @@ PLAIN = Lora(8, 16.0, 0.0, ("q_proj", "v_proj"))
 
 def written(folder: Path, structure: Lora) -> Path:
     base = tiny_base.around(tiny.build("llama"))
-    peft_folders.write(folder, base.draw(structure, generator(0)), structure, base, "")
+    models.write(folder, base.draw(structure, generator(0)), structure, base, "")
     return folder
 
 
@@ -393,7 +393,7 @@ def test_adapters_that_older_libraries_read(libraries, tmp_path):
         structure = Lora(3, 6.0, 0.0, adapted(base.model, head=False))
         drawn = base.draw(structure, generator(1, family))
         state = drawn.like(0.3 * torch.randn(drawn.row.shape, generator=generator(2, family)))
-        peft_folders.write(place / "ours", state, structure, base, "")
+        models.write(place / "ours", state, structure, base, "")
         base.model.save_pretrained(place / "base")
         bank = AdapterBank(base.model, structure, 1)
         bank.load(0, state)

@@ -65,9 +65,7 @@ def whole(run) -> Path:
     return folder
 
 
-def test_a_tied_head_becomes_one_of_its_own(run, base, whole, tmp_path):
-    (note,) = merged.plan(run, tmp_path / "out", ["ada"]).notes
-    assert "the adapter of ada changes the head, which in this base is the embedding, too: both are written" in note
+def test_a_tied_head_becomes_one_of_its_own(run, base, whole):
     tensors = load_file(whole / "model.safetensors")
     assert not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
     assert torch.equal(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.export import peft_folders, peft_settings
+from llm_fed.export import models, peft_folders, peft_settings
 from llm_fed.export.origins import check_text
 from llm_fed.kinds.language import load_base
 from llm_fed.models import lora
@@ -105,7 +105,7 @@ def test_another_gate(adapter, base):
 def experts(base, tmp_path) -> Path:
     """Two experts and their router, written by another program."""
     structure = Lora(4, 8.0, 0.0, ("q_proj", "v_proj")).with_experts("global", "local", gate="router")
-    peft_folders.write(tmp_path / "experts", base.draw(structure, generator(0)), structure, base, "")
+    models.write(tmp_path / "experts", base.draw(structure, generator(0)), structure, base, "")
     return tmp_path / "experts"
 
 
@@ -145,7 +145,7 @@ def test_anchors_of_a_mix(base, tmp_path, change):
     structure = Lora(4, 8.0, 0.0, ("q_proj",)).with_experts("global", "local", gate="mix")
     state = base.draw(structure, generator(0))
     extras = {"mix.anchors": torch.ones(2, base.model.config.hidden_size), "mix.scale": torch.tensor(0.5)}
-    peft_folders.write(tmp_path / "mix", State(state.layout, state.row, extras), structure, base, "")
+    models.write(tmp_path / "mix", State(state.layout, state.row, extras), structure, base, "")
     assert peft_folders.read(tmp_path / "mix", base)[0].extras.keys() == extras.keys()
     changed = {name: value for name, value in (extras | change).items() if value is not None}
     save_file(changed, tmp_path / "mix" / peft_folders.GATE, metadata={"gate": "mix", "experts": "global local"})

@@ -13,7 +13,7 @@ from torch import nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run
-from llm_fed.export import peft_folders, peft_settings
+from llm_fed.export import models, peft_folders, peft_settings
 from llm_fed.models.lora import Lora, check_names, layout, targets
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.settings.configfile import from_dict
@@ -92,7 +92,7 @@ def test_a_strangers_folder_may_name_more(tmp_path):
     base = tiny_base.around(tiny.build("llama"))
     structure = Lora(2, 4, 0.0, ("q_proj", "v_proj"))
     places = layout(base.model, structure)
-    peft_folders.write(tmp_path / "a", State(places, torch.ones(places.size)), structure, base, "card")
+    models.write(tmp_path / "a", State(places, torch.ones(places.size)), structure, base, "card")
     path = tmp_path / "a" / peft_settings.CONFIG
     settings = json.loads(path.read_text())
     path.write_text(json.dumps(settings | {"target_modules": ["q_proj", "v_proj", "query_key_value"]}))

@@ -19,9 +19,9 @@ from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import LocalConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state import State
-from llm_fed.tasks.common import AnswerPair, Example, Judged, Turn
+from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged, Turn
 from llm_fed.tasks.templates import encoded
-from llm_fed.testing.tiny import language_base
+from llm_fed.testing.tiny import answers, language_base
 
 LORA = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))
 PAIRS = [
@@ -40,6 +40,15 @@ def encoded_pairs(tokenizer: Any) -> list[AnswerPair]:
     for asked, chosen, other in PAIRS:
         one, two = (encoded(Example(asked, (answer,)), tokenizer, "plain") for answer in (chosen, other))
         found.append(AnswerPair(one, two))
+    return found
+
+
+def pairs_of_words(client: int, size: int) -> list[AnswerPair]:
+    """`answers`, and beside each another one, of one word to three, which is not preferred."""
+    found = []
+    for index, (one, other) in enumerate(zip(answers(client, size), answers(client + 5, size), strict=True)):
+        words, start = other.answer[-1 - index % 3 :], len(one.prompt)
+        found.append(AnswerPair(one, Encoded([*one.prompt, *words], [False] * start + [True] * len(words))))
     return found
 
 

@@ -21,7 +21,7 @@ from llm_fed.engine.fit import fit
 from llm_fed.engine.passes import refusal
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
-from llm_fed.models.families import READ, check_family
+from llm_fed.models.families import READ_LAYERS, check_family
 from llm_fed.models.lora import Lora, draw
 from llm_fed.models.rotary import regimes
 from llm_fed.testing.tiny import VOCABULARY, language_base
@@ -249,7 +249,7 @@ def structures(model: Any) -> list[Lora]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
         and module is not head
-        and name.rpartition(".")[2] not in READ.get(model.config.model_type, ())
+        and name.rpartition(".")[2] not in READ_LAYERS.get(model.config.model_type, ())
         and not any(f"{'.'.join(name.split('.')[:n])}.experts" in names for n in range(1, name.count(".") + 1))
     ]
     attention = [name for name in outside if re.search(r"attn|attention|mixer", name)]

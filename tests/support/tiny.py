@@ -56,19 +56,11 @@ def build(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **change
         "gpt2": lambda: GPT2LMHeadModel(
             GPT2Config(vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=4, n_positions=64, **changes)
         ),
-        "vit": lambda: ViTForImageClassification(
-            ViTConfig(
-                hidden_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                intermediate_size=40,
-                image_size=16,
-                patch_size=8,
-                num_labels=5,  # type: ignore[call-arg]
-                **changes,
-            )
-        ),
-    }
+        "vit": lambda: ViTForImageClassification(ViTConfig(
+            hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, image_size=16,
+            patch_size=8, num_labels=5, **changes,  # type: ignore[call-arg]
+        )),
+    }  # fmt: skip
     model: PreTrainedModel = drawn(makers[kind], seed)
     nn.Module.to(model, dtype)
     return model.eval()

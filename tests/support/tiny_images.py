@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ from llm_fed.method.client import Client
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data
 from llm_fed.models.cnn import CNN
+from llm_fed.models.images import head_of
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
 from llm_fed.runtime.local import drive
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture
-from llm_fed.testing.tiny import CLASSES, arrays, pictures
-from llm_fed.testing.tiny import image_base as around
+from llm_fed.testing.tiny import CLASSES, arrays, drawn, pictures
 
 LORA = Lora(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"), whole=("classifier",))
 LOCAL = LocalConfig(steps=None, epochs=1, batch_size=8, optimizer="adam")
@@ -37,6 +37,13 @@ def npz(path: Path, train: int = 36, test: int = 18, seed: int = 0, classes: int
     (x_train, y_train), (x_test, y_test) = (arrays(n, seed + i, classes, size) for i, n in enumerate((train, test)))
     np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)  # type: ignore[arg-type]
     return path
+
+
+def around(make: Callable[[], nn.Module], size: int, dtype: torch.dtype) -> Images:
+    """A base of a model for pictures of `size` pixels."""
+    model, labels = drawn(make, 1), tuple(f"class {label}" for label in range(CLASSES))
+    return Images(model=model.to(dtype).eval(), name="tiny", labels=labels, size=size, head=head_of(model), dtype=dtype,
+                  pretrained=not isinstance(model, CNN))  # fmt: skip
 
 
 def cnn(dtype: torch.dtype = torch.float64) -> Images:
