@@ -1,12 +1,14 @@
 """The memory that a container, a job or a shell leaves to a process, on made-up trees of /proc and /sys."""
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError
@@ -14,8 +16,10 @@ from llm_fed.commands import doctor
 from llm_fed.engine import gradients
 from llm_fed.engine.memory import free_memory
 from llm_fed.experiment import run
+from llm_fed.models.loading import shortage
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.local import choose_clients_per_pass
+from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
@@ -104,3 +108,23 @@ def test_a_limit_counts_wherever_memory_is_planned(small, tmp_path, monkeypatch)
     assert "within memory.max of the control group /job_7, which is 2.0 GiB" in doctor._space()
     with pytest.raises(UserError, match="and 5.0 kB are free"):
         run.dry_run(from_dict(small.tree()), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
+
+
+def test_a_base_that_does_not_fit_is_told_before_it_is_loaded(small, monkeypatch):
+    """Numbers of the tiny base: those of its file."""
+    numbers = sum(tensor.numel() for tensor in load_file(small.base / "model.safetensors").values())
+    base = BaseConfig(name=str(small.base), dtype="float32")
+    for free, dtype, short in (
+        (4 * numbers, "float32", False),
+        (4 * numbers - 1, "float32", True),
+        (2 * numbers, "bfloat16", False),
+        (2 * numbers - 1, "bfloat16", True),
+    ):
+        limit = cgroups.MemoryLimit("memory.max of the control group /job_7", 2 * GIB, free)
+        monkeypatch.setattr(cgroups, "tightest", lambda root=None, limit=limit: limit)
+        said = shortage(replace(base, dtype=dtype), "cpu")
+        assert bool(said) == short and ("memory.max of the control group /job_7" in said) == short
+        assert shortage(replace(base, dtype=dtype), "cuda:0") == ""
+    monkeypatch.setattr(cgroups, "tightest", lambda root=None: None)
+    assert shortage(base, "cpu") == ""
+    assert shortage(replace(base, name="cnn"), "cpu") == ""

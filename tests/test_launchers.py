@@ -89,6 +89,12 @@ def test_a_mixed_precision_that_is_computed_in_is_no_matter():
         launchers.check("float32", environment)
 
 
+def test_who_seems_to_have_meant_several_processes_is_told():
+    assert launchers.notes({}) == launchers.notes(torchrun(0, 2)) == launchers.notes(SLURM) == []
+    assert "scripts/launch/cpu-2.yaml" in launchers.notes(BY_ACCELERATE)[0]
+    assert launchers.notes({"WORLD_SIZE": "8"})[0].startswith("WORLD_SIZE=8 is set, but no LOCAL_RANK")
+
+
 @pytest.mark.parametrize("port", ["", "70000", "x"])
 def test_where_ranks_meet_must_be_known(port, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

@@ -89,6 +89,24 @@ def wants_cpu(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("ACCELERATE_USE_CPU", "").strip().lower() not in _NOTHING
 
 
+def notes(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What a user should know who seems to have meant several processes, where this one is alone."""
+    if process_rank(environment) is not None:
+        return []
+    if _BY_ACCELERATE in environment and "MASTER_ADDR" in environment:
+        return [
+            "accelerate launch has started one process, as it does for CPUs without an MPI host file; "
+            "scripts/launch/cpu-2.yaml starts several"
+        ]
+    size = environment.get("WORLD_SIZE", "")
+    if "LOCAL_RANK" not in environment and size not in ("", "1"):
+        return [
+            f"WORLD_SIZE={size} is set, but no LOCAL_RANK, so this process trains alone; torchrun and accelerate "
+            "launch start several that share the work"
+        ]
+    return []
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Within, the environment says nothing of other processes, whatever a job system or a shell has left there."""

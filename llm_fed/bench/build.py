@@ -21,7 +21,7 @@ from llm_fed.method.client import Client
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models import ranks
-from llm_fed.models.loading import settle_dtype
+from llm_fed.models.loading import settle_dtype, shortage
 from llm_fed.runs.trackers import check_trackers
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import DistributedEngine, Shared
@@ -31,6 +31,7 @@ from llm_fed.scoring.evaluation import Personal, evaluate
 from llm_fed.scoring.scores import ABILITY, Summary
 from llm_fed.scoring.scores import find as find_metric
 from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, Config
+from llm_fed.settings.objects import is_object
 from llm_fed.state import State
 from llm_fed.state.wire import Message
 from llm_fed.tasks.collected import Reading
@@ -203,6 +204,8 @@ def prepare(
         if hint := kind.hint(device):
             reporter.note_once(hint)
     launchers.check(config.base.dtype)
+    if base is None and not is_object(config.base.name) and (too_little := shortage(config.base, device)):
+        reporter.note(too_little)
     with signs.part(f"loading the base {config.base.name}"):
         base = base or kinds.load(config, task, device)
     base = base.configured(config)

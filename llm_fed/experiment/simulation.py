@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llm_fed.basics import signs
+from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import start, taking_part
 from llm_fed.bench.build import Experiment
@@ -93,6 +93,8 @@ class Simulation:
         if (origin := experiment.config.start) and run.continues:
             start.check(run, _sites(experiment), origin)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
+        for line in launchers.notes():
+            reporter.note_once(line)
         return experiment
 
     def begun(self, experiment: Experiment, run: Run, reporter: Reporter) -> None:

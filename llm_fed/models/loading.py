@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -22,11 +24,13 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError, no_locks, panics
 from llm_fed.models import forms
 from llm_fed.models.families import check_family
 from llm_fed.settings import objects
 from llm_fed.settings.config import BaseConfig, Dtype
+from llm_fed.settings.paths import base_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
@@ -55,6 +59,31 @@ def bfloat16_hint() -> str:
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text() if CPU.is_file() else "", re.MULTILINE)
     fast = flags is not None and any(flag.endswith("bf16") for flag in flags[1].split())
     return "this CPU computes in bfloat16, so base.dtype=bfloat16 may train faster" if fast else ""
+
+
+def shortage(config: BaseConfig, device: str) -> str:
+    """What is too little, in words, for the weights of a base on the CPU; empty where they fit, and where a container
+    or a job has no limit: without one the system may swap, but a process over its limit is killed without a message.
+    `config`: with a dtype other than `auto`."""
+    free, limit = cgroups.free_memory()
+    folder = base_folder(config.name, config.revision)
+    if limit is None or device != "cpu" or config.quantization or folder is None:
+        return ""
+    try:
+        numbers = 0
+        for path in folder.glob("*.safetensors"):
+            with safe_open(str(path), framework="pt") as file:  # only its header is read
+                numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):  # loading says what is wrong
+        return ""
+    size = numbers * DTYPES[config.dtype].itemsize
+    if size <= free:
+        return ""
+    half = ", or base.dtype=bfloat16 where half of it suffices" if config.dtype == "float32" else ""
+    return (
+        f"the base takes {size / 1e9:.2f} GB in {config.dtype}, but {limit.name} leaves {free / 1e9:.2f} GB, so the "
+        f"kernel may kill this run without a message; it needs more memory, or a smaller base{half}"
+    )
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None) -> set[int]:
