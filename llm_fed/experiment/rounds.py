@@ -21,14 +21,14 @@ from llm_fed.experiment import splits
 from llm_fed.experiment.finish import contents, spent_of
 from llm_fed.export import models
 from llm_fed.federation.clients import Messages, run_each
-from llm_fed.federation.progress import Ended, Progress, restore
+from llm_fed.federation.progress import Progress, restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.requests import succeeded
 from llm_fed.runs.checkpoint import BEST, Checkpoints, Place, Saved, check_kept, rounds_in
 from llm_fed.runs.folder import ENDED, SPLITS
 from llm_fed.runs.reading import read_config, saved_summary
-from llm_fed.runs.records import comparable, read_object, read_records
+from llm_fed.runs.records import comparable, read_records, recall
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -141,7 +141,7 @@ def _round(folder: Path, config: Config, at: At) -> int:
 def best_round(folder: Path, config: Config, newest: int) -> int:
     """The round that is best on validation among those up to the newest checkpoint. UserError: no validation example
     was scored."""
-    ended = _ended(folder)
+    ended = recall(folder / ENDED)
     if config.eval.during != "validation":
         raise UserError(
             f"{folder}@{BEST} is the round that is best on validation, but this run was scored on "
@@ -159,7 +159,7 @@ def best_round(folder: Path, config: Config, newest: int) -> int:
         )
     sought = Progress(None)
     if ended and config.eval.of_last is not None:
-        config = replace(config, rounds=ended.round)
+        config = replace(config, rounds=ended["round"])
         lines = [line for line in lines if line["round"] in rounds_in(folder / "checkpoints")]
     sought.search_anew(lines, config)
     return sought.best.round or newest
@@ -198,16 +198,6 @@ def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> N
     for id, outcome in outcomes.items():
         if isinstance(outcome, Exception):
             reporter.note(f"{id}: it could not finish, and goes without: {outcome}")
-
-
-def _ended(folder: Path) -> Ended | None:
-    if not (folder / ENDED).is_file():
-        return None
-    try:
-        found = read_object(folder / ENDED)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / ENDED} is damaged: {error}; llm-fed run --fresh starts again") from error
-    return Ended(found["round"], found["why"])
 
 
 def _write(found: RoundModels, folder: Path, view: Path, clients: Collection[str], everybody: bool) -> None:

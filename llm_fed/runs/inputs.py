@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.documents import Json
-from llm_fed.basics.errors import RunError, UserError, listed
-from llm_fed.runs.records import read_object
+from llm_fed.basics.errors import UserError, listed
+from llm_fed.runs.records import recall
 from llm_fed.settings import object_contents, objects, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
@@ -151,15 +151,9 @@ def _digest(path: Path) -> str:
 
 
 def read(folder: Path) -> dict[str, Files]:
-    """By key of the configuration, the files that it named in a run folder; empty of runs of earlier versions.
-    RunError: the file is damaged."""
-    path = folder / FILE
-    try:
-        return read_object(path)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
+    """By key of the configuration, the files that it named in a run folder; empty of a merge's. RunError: the file is
+    damaged."""
+    return recall(folder / FILE) or {}
 
 
 def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Files], contents: Contents) -> None:

@@ -25,8 +25,8 @@ _BEAT = 5.0  # seconds between two renewals of a lease
 _PATIENCE = 30.0  # seconds after which a lease of another machine that has not been renewed is taken over
 
 
-class HeldError(Exception):
-    """Somebody else has the lock; the text says who, as the subject of a sentence."""
+class HeldError(RunError):
+    """Somebody else has the lock; who."""
 
 
 class Lock:
@@ -60,7 +60,7 @@ class Lock:
             holder = self._first_read()
             here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
             who = "thread of this process" if here else f"process ({holder})" if holder else "process"
-            raise HeldError(f"another {who}") from error
+            raise HeldError(f"another {who} is writing to {self._path.parent}; wait for its end") from error
         try:
             write_file(self._holder, f"{os.getpid()} on {socket.gethostname()}, since {time_of_day()}".encode())
         except BaseException:

@@ -23,6 +23,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
+def recall(path: Path, kind: type[Exception] = RunError) -> dict[str, Any] | None:
+    """See `read_object`; None where there is no such file. RunError, or another `kind`: it is damaged."""
+    try:
+        return read_object(path) if path.exists() else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise kind(f"{path} is damaged: {error}; llm-fed run --fresh starts again") from error
+
+
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl or another JSONL file of a run (what a kill has left of a last line is left out).
     UserError: a line is damaged; which."""
