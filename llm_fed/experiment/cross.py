@@ -73,8 +73,8 @@ def planned(built: Experiment, split: str = "test") -> CrossPlan:
     if len(clients) < 2:
         if requested is True:
             raise UserError(
-                f"eval.cross=true needs at least two clients with {split} examples, and {len(clients)} of {len(sizes)} "
-                "has them; give them some, as task.validation does for validation, or set eval.cross=auto"
+                f"eval.cross=true (--cross) needs at least two clients with {split} examples, and {len(clients)} of "
+                f"{len(sizes)} has them; give them some, as task.validation does for validation, or leave it out"
             )
         return CrossPlan(why=f"it needs two clients with {split} examples")
     if config.privacy.by_example:

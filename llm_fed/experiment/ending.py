@@ -82,9 +82,9 @@ def check_begun(run: Run, why: str) -> None:
 def check_scored(experiment: Experiment) -> None:
     """Refuse a stop rule that would never see a score. UserError: nobody who is scored here has a validation
     example."""
-    scored = experiment.scored.values()  # over a network there is nobody
-    if scored and not any(site.data.queries.get("validation") for site in scored):
-        raise UserError(UNSCORED.format(experiment.config.stop.patience))
+    scored, patience = experiment.scored.values(), experiment.config.stop.patience  # over a network there is nobody
+    if patience is not None and scored and not any(site.data.queries.get("validation") for site in scored):
+        raise UserError(UNSCORED.format(patience))
 
 
 def describe(done: Mapping[str, Any], fresh: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench.parents import config_of
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
-from llm_fed.method.client import Client
 from llm_fed.models.base import Base
 from llm_fed.models.structure import Structure
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
@@ -29,19 +27,6 @@ class Pool:
     members: dict[str, State]
     structure: Structure
     what: str  # they are, in words
-
-
-Personal = tuple[State, Structure, dict[str, Any]]  # an adapter, its structure, and how it was made
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a client joins a run."""
-
-    personal: Callable[[Client], Coroutine[Any, Any, Personal]]  # makes its adapter
-    validation: float = 0.0  # the share of its examples that is held out for that
-    start: str | None = None  # where its training starts, as `adapter.start` says it
-    note: str = ""  # what its owner should know
 
 
 def check(folder: Path, config: Config) -> None:

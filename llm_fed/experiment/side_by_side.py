@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import psutil
 import torch
+from rich.filesize import decimal
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.documents import Json
@@ -28,7 +29,6 @@ from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import check_unlinked
 from llm_fed.basics.terminal import Terminal, lasting_streams
 from llm_fed.experiment import run
-from llm_fed.experiment.announce import describe
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.job import Job
 from llm_fed.experiment.simulation import Simulation
@@ -236,8 +236,8 @@ def shares(jobs: int, processes: int, base: int, device: torch.device, divided: 
     here, free = psutil.Process().memory_full_info().uss, cgroups.free_for_all() + base * (device.type == "cpu")
     if processes * here > free:
         raise UserError(
-            f"--jobs {jobs} does not fit: {processes} at a time, each of which takes about {describe(here)} before it "
-            f"trains; {describe(free)} are free. --jobs {max(1, free // here)} needs less"
+            f"--jobs {jobs} does not fit: {processes} at a time, each of which takes about {decimal(here)} before it "
+            f"trains; {decimal(free)} are free. --jobs {max(1, free // here)} needs less"
         )
     common = {cgroups.SHARE: str(cgroups.free_for_all() // processes)}
     if "OMP_NUM_THREADS" not in os.environ:
