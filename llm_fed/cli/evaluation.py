@@ -20,6 +20,7 @@ from llm_fed.cli.printing import (
     beside_baselines,
     out,
     print_cross,
+    print_result,
     print_scores,
     print_warnings,
     words_of,
@@ -117,13 +118,7 @@ def report(
     run_dir: Annotated[Path, typer.Argument(help="A run folder; the run may be finished, interrupted, or go on.")],
 ) -> None:
     """Write report.html of a run anew: as far as it has come, or with the pages of this version."""
-    if not (run_dir / "config.yaml").is_file():
-        whole, at, _ = str(run_dir).rpartition("@")
-        if at and (Path(whole) / "config.yaml").is_file():
-            raise UserError(f"{run_dir}: a report is of all rounds of a run; give {whole}")
-        held = "holds a comparison" if (run_dir / "table.json").is_file() else "has no config.yaml"
-        raise UserError(f"{run_dir} is not the folder of a run: it {held}; give the --out of an llm-fed run")
-    from llm_fed.eval.report import write_anew  # takes seconds, so mistakes are named first
+    from llm_fed.eval.report import write_anew
 
     out.print(str(write_anew(run_dir)))
 
@@ -151,17 +146,13 @@ def audit(
 
     found = auditing.audit(run_dir, rounds=chosen, sample=sample, every=every)
     outcome = {0: "nothing differs", 1: "differs", 3: "not verified"}[found.code]
-    if as_json:
-        print(json.dumps({"outcome": outcome, **asdict(found)}))
-        raise typer.Exit(found.code)
-    for line in found.checked:
-        print(printable(f"checked      {line}"))
-    for line in found.unchecked:
-        print(printable(f"NOT VERIFIED {line}"))
+    lines = [f"checked      {line}" for line in found.checked]
+    lines += [f"NOT VERIFIED {line}" for line in found.unchecked]
     for item in found.findings:
         where = f"round {item.round}" + (f", {item.client}" if item.client else "")
-        print(printable(f"DIFFERS      {where}: {item.kind}: {item.what}"))
-    print(f"{len(found.findings)} findings" if found.findings else outcome)
+        lines.append(f"DIFFERS      {where}: {item.kind}: {item.what}")
+    lines.append(f"{len(found.findings)} findings" if found.findings else outcome)
+    print_result({"outcome": outcome, **asdict(found)}, lines, as_json)
     raise typer.Exit(found.code)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import typer
 
 from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.basics.files import write_result
-from llm_fed.cli.printing import Json, out, print_list, program_name
+from llm_fed.cli.printing import Json, out, print_list, print_result, program_name
 from llm_fed.cli.program import app
 
 
@@ -78,9 +77,9 @@ def _next_steps(path: Path, method: str, compared: Sequence[str], *, chats: bool
 @app.command(rich_help_panel="Get started and look things up")
 def methods(as_json: Json = False) -> None:
     """List the methods with their papers and settings."""
-    from llm_fed.commands.lists import of_methods
+    from llm_fed import methods as every
 
-    print_list(of_methods(), as_json)
+    print_list(every.builtin() + every.outside(), as_json)
 
 
 @app.command(rich_help_panel="Get started and look things up")
@@ -94,9 +93,9 @@ def runs(as_json: Json = False) -> None:
 @app.command(rich_help_panel="Get started and look things up")
 def tasks(as_json: Json = False) -> None:
     """List the tasks with their metrics and sources."""
-    from llm_fed.commands.lists import of_tasks
+    from llm_fed import tasks as every
 
-    print_list(of_tasks(), as_json)
+    print_list(every.describe(), as_json)
 
 
 @app.command(rich_help_panel="Get started and look things up")
@@ -110,10 +109,7 @@ def doctor(
     from llm_fed.commands import doctor as checks
 
     findings = checks.examine() if base is None else checks.known_of(base)
-    if as_json:
-        print(json.dumps(findings))
-    else:
-        for finding in findings:
-            out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}")
+    lines = [f"{'ok  ' if each['ok'] else 'FAIL'} {each['what']}: {each['found']}" for each in findings]
+    print_result(findings, lines, as_json)
     if not all(finding["ok"] for finding in findings):
         raise RunError("some checks failed; see the lines marked FAIL")

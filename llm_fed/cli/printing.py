@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,8 +66,13 @@ def program_name() -> str:
     return "llm-fed" if shutil.which("llm-fed") or not beside.exists() else shlex.quote(os.path.relpath(beside))
 
 
-def count_of(pictures: list[Path]) -> str:
-    return f"{len(pictures)} picture{'' if len(pictures) == 1 else 's'}"
+def print_result(value: object, lines: Iterable[str], as_json: bool) -> None:
+    """A result, as JSON where that is requested, else in lines."""
+    if as_json:
+        print(json.dumps(value))
+        return
+    for line in lines:
+        out.print(line)
 
 
 def print_scores(scores: dict[str, dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -31,8 +31,8 @@ class _Commands(TyperGroup):
             command.help = escape(" ".join((command.help or "").split()))
             hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
             for parameter in command.params:
-                about = getattr(hints.get(parameter.name), "__metadata__", ())
-                parameter.help = escape(getattr(parameter, "help", None) or (about[0].help if about else None) or "")
+                _, about = get_args(hints[parameter.name])
+                parameter.help = escape(about.help)
         super().__init__(commands=commands, **settings)
 
 

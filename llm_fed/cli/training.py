@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -14,9 +15,9 @@ from llm_fed.cli.printing import (
     Allow,
     Json,
     beside_baselines,
-    count_of,
     out,
     print_examples,
+    print_result,
     print_scores,
     print_warnings,
     program_name,
@@ -84,11 +85,7 @@ def run(
         return
     if dry_run:
         plan = experiment.dry_run(resolved, folder, fresh=fresh)
-        if as_json:
-            print(json.dumps(plan.as_json()))
-            return
-        for line in plan.for_terminal(folder):
-            out.print(line)
+        print_result(plan.as_json(), plan.for_terminal(folder), as_json)
         return
     ending = Ending("--finish" if finish else "", by_key=True)
     result = experiment.train(resolved, folder, fresh=fresh, ending=ending, goes_on=goes_on)
@@ -196,19 +193,12 @@ def compare(
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     if dry_run:
-        _print_plan(comparison.dry_run(rows, folder, jobs=at_a_time), as_json)
+        plan = comparison.dry_run(rows, folder, jobs=at_a_time)
+        print_result(plan, _planned(plan), as_json)
         return
     table = comparison.compare(rows, folder, jobs=at_a_time)
-    if as_json:
-        print(json.dumps(table.as_json()))
-    else:
-        for part in table.for_terminal():
-            out.print(part)
-        out.print(
-            f"table.html, table.md, table.csv, table.json, {count_of(table.pictures)} and the runs are in {folder}"
-        )
-        for line in _chosen(table, folder):
-            out.print(line)
+    written = f"table.html, table.md, table.csv, table.json, its pictures and the runs are in {folder}"
+    print_result(table.as_json(), [*table.for_terminal(), written, *_chosen(table, folder)], as_json)
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; give the same command again to retry")
 
@@ -229,15 +219,12 @@ def _chosen(table: Table, folder: Path) -> list[str]:
     return [f"by validation: {best}, before {', '.join(others)}. Next:", *lines]
 
 
-def _print_plan(plan: Planned, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(plan))
-        return
+def _planned(plan: Planned) -> Iterator[str]:
     for run in plan["runs"]:
         state = "is complete" if run["complete"] else "would continue" if run["begun"] else "would be a new run"
         first = f", after {' and '.join(run['starts_from'])}" if run["starts_from"] else ""
-        out.print(f"{'run':<11}{run['folder']} {state}{first}")
-    out.print(f"{'at a time':<11}{plan['jobs']}")
+        yield f"{'run':<11}{run['folder']} {state}{first}"
+    yield f"{'at a time':<11}{plan['jobs']}"
 
 
 @app.command(rich_help_panel="Train and compare")
@@ -268,11 +255,5 @@ def verdict(
 def _print_verdict(found: Verdict, lines: list[str], out_dir: Path | None, as_json: bool) -> None:
     from llm_fed.commands import finished
 
-    written = finished.write(found, out_dir) if out_dir else []
-    if as_json:
-        print(json.dumps(found.as_json()))
-        return
-    for line in lines:
-        out.print(line)
-    if written:
-        out.print(f"{' and '.join(written)} are in {out_dir}" if len(written) > 1 else f"verdict.md is in {out_dir}")
+    written = [finished.write(found, out_dir)] if out_dir else []
+    print_result(found.as_json(), [*lines, *written], as_json)

@@ -172,9 +172,7 @@ def _size(model: PreTrainedModel) -> str:
 
 
 def _context(model: PreTrainedModel) -> str:
-    config = model.config.get_text_config()
-    length = context(config)
-    window = getattr(config, "sliding_window", None)
+    length, window = context(model.config), model.config.get_text_config().to_dict().get("sliding_window")
     known = "not stated" if length is None else f"{length:,} tokens"
     return known + (f"; a layer with a sliding window sees {window:,} of them" if window else "")
 

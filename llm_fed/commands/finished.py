@@ -80,14 +80,14 @@ def read_scores(path: Path) -> pd.DataFrame:
         raise UserError(f"{path} cannot be read as CSV with the columns row,draw,client,score: {error}") from error
 
 
-def write(verdict: Verdict, out: Path) -> list[str]:
-    """verdict.md and, where there is an interval, verdict.png in a folder; their names. RunError: they cannot be
+def write(verdict: Verdict, out: Path) -> str:
+    """verdict.md and, where there is an interval, verdict.png in a folder; that, in words. RunError: they cannot be
     written."""
     write_result(out / "verdict.md", verdict.as_markdown().lstrip().encode())
     if not verdict.column.known:
-        return ["verdict.md"]
+        return f"verdict.md is in {out}"
     plot_verdict(out / "verdict.png", verdict.column)
-    return ["verdict.md", "verdict.png"]
+    return f"verdict.md and verdict.png are in {out}"
 
 
 def _values(config: Config, apart: Sequence[str]) -> dict[str, Any]:

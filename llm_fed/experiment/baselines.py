@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llm_fed.basics.errors import UserError
 from llm_fed.eval.warning import Examples
 from llm_fed.federation.loop import log_base
+from llm_fed.kinds.encoding import Encodings
 from llm_fed.runs.folder import EXAMPLES, Run
 from llm_fed.runs.records import comparable, read_records
 from llm_fed.scoring.duplicates import known_answers
@@ -179,7 +180,7 @@ def looked_up(experiment: Experiment) -> str:
 
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:
     """The Examples of what was made of them; pictures as they are."""
-    return getattr(encoded, "examples", encoded)
+    return encoded.examples if isinstance(encoded, Encodings) else encoded
 
 
 def _logged(run: Run, line: Line) -> dict[str, Any]:

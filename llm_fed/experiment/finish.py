@@ -22,11 +22,13 @@ from llm_fed.federation import privacy
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import Messages, finish
 from llm_fed.federation.progress import Progress, restore
+from llm_fed.kinds.encoding import Encodings
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.requests import succeeded
 from llm_fed.method.site import Site
 from llm_fed.runs.folder import ENDED, SAMPLES, Run, log_event
+from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.evaluation import notes_on_length, predict
 from llm_fed.scoring.metrics import Prediction
@@ -71,7 +73,8 @@ def facts_of(progress: Progress) -> dict[str, Any]:
 
 def _remembered(experiment: Experiment) -> dict[str, dict[str, Any]]:
     """By client the rows that it remembers."""
-    return {id: dict(getattr(site.memory, "rows", {})) for id, site in experiment.trainers.items()}
+    sites = experiment.trainers.items()
+    return {id: dict(site.memory.rows) for id, site in sites if isinstance(site.memory, Memory)}
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -142,7 +145,7 @@ def deliver(
         if path.name not in written and path.is_dir():  # of an earlier end of this run
             remove(path)
     config_text = checksum.uncommented(read_file(run.folder / "config.yaml").decode())
-    spent = spent_in(run)
+    spent = spent_of(run.records())
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
@@ -184,9 +187,9 @@ def write_samples(experiment: Experiment, run: Run, personal: Predictions, base:
     answered = {**base, **succeeded(experiment.runtime.run(work))}
     lines = []
     for id in clients:
-        examples = getattr(experiment.scored[id].data.queries["test"], "examples", None)
+        queries = experiment.scored[id].data.queries["test"]
         for number, query in enumerate(asked[id]):
-            example = examples[number] if examples else None
+            example = queries.examples[number] if isinstance(queries, Encodings) else None
             lines.append({"client": id, **shown.line(query, answered[id][number], personal[id][number], example)})
     run.write_lines(SAMPLES, lines)
 
@@ -213,11 +216,6 @@ def personal_models(
     ]  # fmt: skip
     work = {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in wanted}
     return succeeded(experiment.runtime.run(work))
-
-
-def spent_in(run: Run) -> dict[str, Any] | None:
-    """What the run spent of its clients' privacy; None where it had none."""
-    return spent_of(run.records())
 
 
 def spent_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -269,7 +267,7 @@ def write_summary(
     config = experiment.config
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
     result |= {"examples": experiment.examples, **experiment.apart, **facts}
-    if spent := spent_in(run):
+    if spent := spent_of(run.records()):
         result["privacy"] = spent
     run.mark()
     run.digests.end(round, run.folder)

@@ -19,7 +19,7 @@ from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
 from llm_fed.experiment import announce, merging, run, splits
 from llm_fed.experiment.ending import Ending
-from llm_fed.experiment.finish import facts_of, spent_in, write_summary
+from llm_fed.experiment.finish import facts_of, spent_of, write_summary
 from llm_fed.experiment.simulation import Simulation, Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
@@ -183,7 +183,7 @@ class Deployment(Simulation):
         record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
         with signs.part(signs.FINISHING):
             last = facts["ended"]["round"] if "ended" in facts else None
-            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), last)
+            summary, replies = self._clients.finish(sent, given, self._name, spent_of(run.records()), last)
         if experiment.scored:
             messages = Messages(experiment.method, progress.state, experiment.scored, experiment.config.transport)
             summary = experiment.evaluate(messages, "test")

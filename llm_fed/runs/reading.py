@@ -26,8 +26,6 @@ HERE = "."  # where the adapters of a merge's output lie, beside its summary
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds. NotAllowed: it names code from outside, see `plugins.check_folder`.
     UserError: the folder is none, or its file is damaged."""
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
     saved = saved_config(folder)
     plugins.check_folder(folder / "config.yaml", saved)
     return from_dict(saved)
@@ -35,8 +33,10 @@ def read_config(folder: Path) -> Config:
 
 def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that a run folder holds, as nested values with absolute paths. What it names is not looked up;
-    who does that begins with `read_config`. UserError: its file is damaged, or the folder has another format."""
+    who does that begins with `read_config`. UserError: its file is missing or damaged, or of another format."""
     path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
     try:
         tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
         held = tree.pop("format", None)

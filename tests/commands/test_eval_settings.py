@@ -169,7 +169,7 @@ def test_a_limit_and_a_terminal(run, llm_fed):
 
 def test_what_it_does_not_take(run, tmp_path, llm_fed):
     llm_fed("eval", "--base", tmp_path, "--cross").assert_refused("needs a run folder")
-    with pytest.raises(UserError, match="--cross needs at least two clients with test examples, but the run has 1"):
+    with pytest.raises(UserError, match=r"\(--cross\) needs at least two clients with test examples, and 1 of 1"):
         cross_scores(run, settings=["task.clients=1"])
 
 
