@@ -54,20 +54,18 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
     reporter, out = reporter or Reporter(), out.absolute()
     plan, table, bases, parts = _prepare(rows, out, reporter, jobs)
     named = (plugins.named_in(as_dict(job.config)) for job in plan.jobs())
-    with (
-        plugins.allowing([name for names in named for name in names.values()]),
-        closing(_trainings(plan, bases, parts, reporter, out)) as trainings,
-    ):
-        for job, log in trainings:
-            if isinstance(job.outcome, str):
-                reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
-            _write(_fill(table, plan), out)
-    table.notes += _changed(plan)
-    table.notes += filter(None, [spent_together(plan.jobs())])
-    _write(_fill(table, plan), out)
-    drawn = _drawn(table, out, plan.file.eval.during)
-    table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
-    write_comparison(table, out / "table.html", drawn)
+    with plugins.allowing([name for names in named for name in names.values()]):
+        with closing(_trainings(plan, bases, parts, reporter, out)) as trainings:
+            for job, log in trainings:
+                if isinstance(job.outcome, str):
+                    reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
+                _write(_fill(table, plan), out)
+        table.notes += _changed(plan)
+        table.notes += filter(None, [spent_together(plan.jobs())])
+        _write(_fill(table, plan), out)
+        drawn = _drawn(table, out, plan.file.eval.during)
+        table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
+        write_comparison(table, out / "table.html", drawn)
     return table
 
 
