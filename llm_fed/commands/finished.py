@@ -44,7 +44,8 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
     """The verdict on finished runs, paired by the federation's and the training's seed. UserError: a folder is no
     finished run, or runs cannot be compared; it says which."""
     runs = [_FinishedRun(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
-    values = [_values(run.config, _APART) for run in runs]
+    settings = (flat(as_dict(run.config)) for run in runs)
+    values = [{key: value for key, value in each.items() if not _among(key, _APART)} for each in settings]
     _check(runs, values)
     groups: dict[str, dict[tuple[int, int], _FinishedRun]] = {}
     for run, label in zip(runs, _labels(values), strict=True):
@@ -88,10 +89,6 @@ def write(verdict: Verdict, out: Path) -> str:
         return f"verdict.md is in {out}"
     plot_verdict(out / "verdict.png", verdict.column)
     return f"verdict.md and verdict.png are in {out}"
-
-
-def _values(config: Config, apart: Sequence[str]) -> dict[str, Any]:
-    return {key: value for key, value in flat(as_dict(config)).items() if not _among(key, apart)}
 
 
 def _among(key: str, names: Sequence[str]) -> bool:

@@ -283,17 +283,15 @@ def _common_structure(parents: Parents, base: Kind) -> Lora:
             "or use one of the two as it is"
         )
     layers = {option: adapted(base.model, structure) for option, structure in structures.items()}
-    if alone := {*layers["--fed"]} ^ {*layers["--local"]}:
-        raise UserError(
-            f"--fed and --local have different layers: {min(alone)} is one of a single one; llm-fed merge FOLDER "
-            "FOLDER --method linear (or ties, ...) merges them without examples"
-        )
+    alone = {*layers["--fed"]} ^ {*layers["--local"]}
+    differ = [f"layers ({min(alone)} is one of a single one)"] if alone else []
     for what, one, other in (("rank", fed.rank, local.rank), ("scaling", fed.scaling, local.scaling)):
-        if not math.isclose(one, other):
-            raise UserError(
-                f"--fed and --local have different {what} ({one} and {other}); llm-fed merge FOLDER FOLDER --method "
-                "linear (or ties, ...) merges them without examples"
-            )
+        differ += [] if math.isclose(one, other) else [f"{what} ({one} and {other})"]
+    if differ:
+        raise UserError(
+            f"--fed and --local have different {differ[0]}; llm-fed merge FOLDER FOLDER --method linear (or ties, ...) "
+            "merges them without examples"
+        )
     return fed
 
 

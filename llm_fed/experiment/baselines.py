@@ -74,7 +74,7 @@ class Baselines:
         if experiment.scores_base and (base := self._base(experiment, run)):
             found["base"], examples["base"] = _logged(run, base.line), base.examples
         rules = best_rules(experiment)
-        if line := _with_look_up(line_of(experiment.metric, rules), experiment):
+        if line := rule_line(experiment, rules):
             found["rule"] = _logged(run, line)
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
@@ -110,17 +110,11 @@ def shared_by(config: Config, metric: str) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def rule_line(experiment: Experiment, split: str = "test") -> dict[str, Any] | None:
-    """The scores of the best rules on a split, and under `rules` which rule each client has.
-
-    None where nobody has examples of it, and with `privacy.clip`.
-    """
-    return _with_look_up(line_of(experiment.metric, best_rules(experiment, split), split), experiment)
-
-
-def _with_look_up(line: dict[str, Any] | None, experiment: Experiment) -> dict[str, Any] | None:
-    """The line of the rules, which on the test split also says how many answers training has shown."""
-    known = looked_up(experiment) if line and line["split"] == "test" else ""
+def rule_line(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any] | None:
+    """The scores of the best rules on a split, and under `rules` which rule each client has; on the test split also how
+    many answers training has shown. None without any rule."""
+    line = line_of(experiment.metric, rules, split)
+    known = looked_up(experiment) if line and split == "test" else ""
     return {**line, "look-up": known} if line and known else line
 
 

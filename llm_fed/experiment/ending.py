@@ -23,17 +23,13 @@ class Ending:
     """What a user has requested.
 
     Args:
-        why: the reason that the run's files give, where it was requested before the run began.
+        why: why the run is to end after the round that goes on, as its files say it; empty: it goes on.
         by_key: whether the first Ctrl-C asks for it. The second one interrupts the run, as does every one of a run that
             has no rounds to end.
     """
 
     why: str = ""
     by_key: bool = field(default=False, kw_only=True)
-
-    def requested(self) -> str:
-        """Why the run is to end after the round that goes on; empty: it goes on."""
-        return self.why
 
     @contextmanager
     def listening(self, note: Callable[[str], None]) -> Iterator[None]:

@@ -114,7 +114,7 @@ def train(
             with ending.listening(reporter.note):
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
-                    asked_to_end=lambda: ending.requested() or hooks.stopped_by, on_trained=hooks.round_ended,
+                    asked_to_end=lambda: ending.why or hooks.stopped_by, on_trained=hooks.round_ended,
                 )  # fmt: skip
             if progress.ended:
                 reporter.ended_early(progress.round, progress.ended.why)

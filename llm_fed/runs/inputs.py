@@ -168,15 +168,10 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
     now = contents.named("base.name", base["name"], base["revision"])
     if now is None or "base.name" not in recorded or not (changed := difference(recorded["base.name"], now)):
         return
-    if objects.is_object(base["name"]):
-        raise UserError(
-            f"the model given as base= is not the one any more with which the run {folder} began: {changed}. Give the "
-            "old one to continue it, another out=, or fresh=True to start again"
-        )
     raise UserError(
-        f"base.name={base['name']!r} is not the base any more with which the run {folder} began: {changed}. Put the "
-        "old files back to continue it (base.revision names an older version on the Hub), give another --out, or start "
-        "again with --fresh"
+        f"base.name={base['name']!r} is not the base any more with which the run {folder} began: {changed}. Give the "
+        "old one back to continue it (base.revision names an older version on the Hub), give another --out (out=), or "
+        "start again with --fresh (fresh=True)"
     )
 
 
@@ -187,14 +182,9 @@ def check_finished(folder: Path, config: Config, contents: Contents) -> None:
     for key in own_keys(values):
         now = contents.named(key, values[key]) if key in recorded else None
         if now is not None and (changed := difference(recorded[key], now)):
-            if objects.is_object(values[key]):
-                raise UserError(
-                    f"{folder} is finished, and was given another {objects.WORD[key]}= ({changed}); give another out=, "
-                    "or fresh=True to train again"
-                )
             raise UserError(
-                f"{folder} is finished, and the code of {key}={values[key]} was another then ({changed}); give another "
-                "--out, or --fresh to train again"
+                f"{folder} is finished, and {key}={values[key]} was another then ({changed}); give another --out "
+                "(out=), or --fresh (fresh=True) to train again"
             )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,15 +82,12 @@ class Pace:
 
     def left(self, now: float) -> str:
         """How long the rounds will take, in words: `about 14 min left`; empty where that is not known, or none is left.
-        Of a round that takes longer than those before it says so, and grows."""
+        Of a round that takes longer than those before it grows."""
         to_come = self.rounds - self.done
         if not self.trained or to_come <= 0:
             return ""
-        usual, waited = (self.last - self.began) / self.trained, now - self.last
-        expected = max(usual, (now - self.began) / (self.trained + 1))
-        late = waited - usual
-        left = f"about {duration(max(expected * to_come - waited, late))} left"
-        return left + (f"; {duration(late)} later than expected" if late > 1 else "")
+        expected = max((self.last - self.began) / self.trained, (now - self.began) / (self.trained + 1))
+        return f"about {duration(expected * to_come - (now - self.last))} left"
 
 
 def duration(seconds: float) -> str:
@@ -293,7 +290,7 @@ class Reporter(signs.Listener):
         moves = self.console.is_terminal and not self.console.quiet
         try:
             with (
-                Trackers(config, folder) if config.track.with_ else nullcontext() as self._trackers,
+                closing(Trackers(config, folder)) if config.track.with_ else nullcontext() as self._trackers,
                 _Bar(self) if moves else nullcontext() as self._bar,
             ):
                 yield
