@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -23,12 +23,13 @@ from llm_fed.cli.printing import (
     program_name,
 )
 from llm_fed.cli.program import app
+from llm_fed.runs.folder import holds_results
 
 if TYPE_CHECKING:
-    from llm_fed.commands.compare import Planned
     from llm_fed.eval.tables import Table
     from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
+    from llm_fed.experiment.job import Job
 
 
 @app.command(rich_help_panel="Train and compare")
@@ -193,8 +194,8 @@ def compare(
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     if dry_run:
-        plan = comparison.dry_run(rows, folder, jobs=at_a_time)
-        print_result(plan, _planned(plan), as_json)
+        runs_of_plan, together = comparison.dry_run(rows, folder, jobs=at_a_time)
+        print_result(*_planned(runs_of_plan, together), as_json)
         return
     table = comparison.compare(rows, folder, jobs=at_a_time)
     written = f"table.html, table.md, table.csv, table.json, its pictures and the runs are in {folder}"
@@ -219,12 +220,15 @@ def _chosen(table: Table, folder: Path) -> list[str]:
     return [f"by validation: {best}, before {', '.join(others)}. Next:", *lines]
 
 
-def _planned(plan: Planned) -> Iterator[str]:
-    for run in plan["runs"]:
-        state = "is complete" if run["complete"] else "would continue" if run["begun"] else "would be a new run"
-        first = f", after {' and '.join(run['starts_from'])}" if run["starts_from"] else ""
-        yield f"{'run':<11}{run['folder']} {state}{first}"
-    yield f"{'at a time':<11}{plan['jobs']}"
+def _planned(jobs: Sequence[Job], together: int | str) -> tuple[dict[str, object], list[str]]:
+    """The runs of a comparison, and how many are trained at a time, for programs and for people."""
+    runs, lines = list[dict[str, object]](), []
+    for job in jobs:
+        complete, begun, parents = bool(job.outcome), holds_results(job.folder), [p.shown for p in job.parents.values()]
+        runs.append({"folder": job.shown, "complete": complete, "begun": begun, "starts_from": parents})
+        state = "is complete" if complete else "would continue" if begun else "would be a new run"
+        lines.append(f"{'run':<11}{job.shown} {state}" + (f", after {' and '.join(parents)}" if parents else ""))
+    return {"jobs": together, "runs": runs}, [*lines, f"{'at a time':<11}{together}"]
 
 
 @app.command(rich_help_panel="Train and compare")

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Final, TypedDict
+from typing import Final
 
 from rich.console import Console
 
@@ -27,12 +27,14 @@ from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import on_ray, splits
 from llm_fed.experiment.baselines import Baselines, shared_by
-from llm_fed.experiment.job import Job, spent_together
+from llm_fed.experiment.job import Job
 from llm_fed.experiment.run import checked
 from llm_fed.experiment.side_by_side import LOGS, Process, SideBySide, Start, shares
+from llm_fed.federation.privacy import together
 from llm_fed.models.lora import Lora
 from llm_fed.runs.folder import holds_results
-from llm_fed.runs.reading import scores_by_round
+from llm_fed.runs.reading import scores_in_training
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime import launch
 from llm_fed.settings import plugins
@@ -61,7 +63,8 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
                     reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
                 _write(_fill(table, plan), out)
         table.notes += _changed(plan)
-        table.notes += filter(None, [spent_together(plan.jobs())])
+        spent = [job.outcome.get("privacy") for job in plan.jobs() if isinstance(job.outcome, dict)]
+        table.notes += filter(None, [together(spent)])
         _write(_fill(table, plan), out)
         drawn = _drawn(table, out, plan.file.eval.during)
         table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
@@ -69,30 +72,11 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
     return table
 
 
-class PlannedRun(TypedDict):
-    folder: str
-    complete: bool
-    begun: bool
-    starts_from: list[str]
-
-
-class Planned(TypedDict):
-    jobs: int | str
-    runs: list[PlannedRun]
-
-
-def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> Planned:
-    """What `compare` would do with the same arguments, as JSON values: its runs, and how many at a time. Nothing is
-    trained or written. UserError, RunError: as `compare` before its first run."""
+def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> tuple[list[Job], Jobs]:
+    """What `compare` would do with the same arguments: its runs, and how many at a time. Nothing is trained or written.
+    UserError, RunError: as `compare` before its first run."""
     plan, _, _, parts = _prepare(rows, out.absolute(), Reporter(), jobs)
-    return {
-        "jobs": len(parts) or RAY,
-        "runs": [
-            {"folder": job.shown, "complete": bool(job.outcome), "begun": holds_results(job.folder),
-             "starts_from": [parent.shown for parent in job.parents.values()]}
-            for job in plan.jobs()
-        ],
-    }  # fmt: skip
+    return [*plan.jobs()], len(parts) or RAY
 
 
 Shares = Sequence[Mapping[str, str]]
@@ -288,7 +272,10 @@ def _curves(table: Table, out: Path, split: str) -> dict[str, Band]:
     with fewer than two such rounds have no curve."""
     curves: dict[str, Band] = {}
     for row in table.rows:
-        seeds = [scores_by_round(out / result.folder, split) for result in row.results.values()]
+        seeds = []
+        for result in row.results.values():
+            known = scores_in_training(read_records(out / result.folder / "metrics.jsonl"), split)
+            seeds.append({round: line["mean"] for round, line in known.items() if round and "mean" in line})
         rounds = sorted(set.intersection(*map(set, seeds))) if seeds else []
         if len(rounds) > 1:
             scores = [[found[round] for found in seeds] for round in rounds]

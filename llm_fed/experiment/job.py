@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from llm_fed.experiment import run as experiment
 from llm_fed.experiment import splits
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.simulation import Simulation, lacks_exports
-from llm_fed.federation import privacy
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.runs import inputs
@@ -124,8 +123,3 @@ class Job:
         assert isinstance(self.outcome, dict)
         parents = (parent._work(self.outcome["needs"][name]) for name, parent in self.parents.items())
         return sum(parents, read_work(self.folder, last_round))
-
-
-def spent_together(jobs: Iterable[Job]) -> str:
-    """What those that are finished have spent of their clients' privacy in all, as a sentence; empty: no privacy."""
-    return privacy.together([job.outcome.get("privacy") for job in jobs if isinstance(job.outcome, dict)])

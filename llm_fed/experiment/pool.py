@@ -51,43 +51,34 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
         assert structure.plain  # they are merged as they are
         models = method.pool(_server_state(folder, round))
         members = {f"model {j}": model for j, model in enumerate(models)}
-        of = f"{name}'s server after round {round}"
-        return Pool(
-            members, structure, f"the model of {of}" if len(models) == 1 else f"the {len(models)} models of {of}"
-        )
+        return Pool(members, structure, f"the {len(models)} models of {name}'s server after round {round}")
     if requested is not None:
         structure = base.structure(config.adapter)
         model = method.broadcast(_server_state(folder, requested), "")
         return Pool({name: model}, structure, f"the adapter of {name} after round {requested}")
     paths = exported(folder)
     if method.one_model:
-        client, path = next(iter(paths.items()))
-        state, structure = peft_folders.read(path, base)
-        _check_plain(folder, structure)
-        return Pool({name: state}, structure, f"the adapter of {name}, which is the same for all clients")
+        paths = {name: next(iter(paths.values()))}
     read = {client: peft_folders.read(path, base) for client, path in paths.items()}
     first = next(iter(read.values()))[1]
     for client, (_, structure) in read.items():
-        _check_plain(folder, structure)
+        if not structure.plain:
+            raise UserError(
+                f"{folder} gives each client several adapters with a gate of its own, which cannot be merged; join a "
+                "run of a method that gives one, such as fedmerge or fedit"
+            )
         if (structure.rank, structure.scaling) != (first.rank, first.scaling):
             raise UserError(
                 f"{folder} has adapters of different rank or scaling (of {next(iter(read))} and of {client}), which "
                 "cannot be merged; join a run whose clients have one rank"
             )
     members = {client: state for client, (state, _) in read.items()}
-    return Pool(members, first, f"the adapters of the {len(members)} clients of {name} after round {round}")
+    whose = f"the adapters of the {len(paths)} clients of {name} after round {round}"
+    return Pool(members, first, f"the adapter of all clients of {name}" if method.one_model else whose)
 
 
 def _at_server(method: Method) -> bool:
     return type(method).pool is not Method.pool
-
-
-def _check_plain(folder: Path, structure: Structure) -> None:
-    if not structure.plain:
-        raise UserError(
-            f"{folder} gives each client several adapters with a gate of its own, which cannot be merged; join a "
-            "run of a method that gives one, such as fedmerge or fedit"
-        )
 
 
 def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]:

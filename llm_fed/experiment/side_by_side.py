@@ -140,11 +140,13 @@ class SideBySide:
 
     def _start(self, job: Job) -> None:
         self._begins(job)
+        scored = (other for other in self._jobs if isinstance(other.outcome, dict) and "base" in other.outcome)
+        shared = shared_by(job.config, "")
         order = {
             "config": as_dict(job.config),
             "folder": str(job.folder),
             "parents": {name: str(parent.folder) for name, parent in job.parents.items()},
-            "base": next((str(other.folder) for other in self._jobs if _has_scored_base(other, job)), ""),
+            "base": next((str(other.folder) for other in scored if shared_by(other.config, "") == shared), ""),
         }
         log, start = self.log(job), self._free.pop(0)
         try:
@@ -176,11 +178,6 @@ class SideBySide:
         else:
             last = self.log(job).read_text(errors="replace").strip().rpartition("\n")[2]
             job.outcome = printable(last) or f"its process ended with exit code {code}"
-
-
-def _has_scored_base(other: Job, job: Job) -> bool:
-    is_done = isinstance(other.outcome, dict) and "base" in other.outcome
-    return is_done and shared_by(other.config, "") == shared_by(job.config, "")
 
 
 def main() -> None:

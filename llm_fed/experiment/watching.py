@@ -60,9 +60,9 @@ def watch(
     references = {name: Scores(facts[name]["clients"], examples.get(name, {})) for name in ("base", "rule")
                   if name in facts}  # fmt: skip
     references |= {"local": local} if local else {}
-    warnings = warnings_of(
-        Scores(summary.clients, summary.examples), references, test_counts(experiment), table, losses_of(run)
-    )
+    limit = experiment.config.eval.limit
+    counts = {id: len(site.data.queries.get("test", ())[:limit]) for id, site in experiment.scored.items()}
+    warnings = warnings_of(Scores(summary.clients, summary.examples), references, counts, table, losses_of(run))
     return keep(run, warnings, [*why, *how])
 
 
@@ -129,11 +129,6 @@ def local_scores(run: Run) -> tuple[Scores | None, list[str]]:
         return None, [NO_LOCAL]
     summary = read_object(folder / "summary.json")  # which `local_beside` has read
     return Scores(summary["scores"].get("clients", {}), read_examples(folder).get("own", {})), []
-
-
-def test_counts(experiment: Experiment) -> dict[str, int]:
-    limit = experiment.config.eval.limit
-    return {id: len(site.data.queries.get("test", ())[:limit]) for id, site in experiment.scored.items()}
 
 
 def _table(

@@ -58,7 +58,10 @@ class Contents:
         is_base = key == "base.name"
         requested = key, name, revision if is_base else None
         if requested not in self.known and own_keys({key: name}):
-            self.known[requested] = _of_code(key, name)
+            if objects.is_object(name):
+                self.known[requested] = object_contents.of_object(key, objects.find(key, name))
+            else:
+                self.known[requested] = object_contents.of_code(plugins.find(key, name, plugins.GROUP[key], ()))
         if requested not in self.known:
             location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
             if location is None or not os.path.exists(location):
@@ -75,12 +78,6 @@ def own_keys(values: Mapping[str, Any]) -> list[str]:
     keys = dict.fromkeys([*objects.KEYS, *plugins.GROUP])
     written_so = [key for key in keys if ":" in str(values.get(key))]  # object::NAME, module:Name
     return [key for key in written_so if objects.is_object(values[key]) or plugins.is_named(key, values[key])]
-
-
-def _of_code(key: str, name: str) -> Files:
-    if objects.is_object(name):
-        return object_contents.of_object(key, objects.find(key, name))
-    return object_contents.of_code(plugins.find(key, name, plugins.GROUP[key], ()))
 
 
 def difference(before: Files, now: Files) -> str:

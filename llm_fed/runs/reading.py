@@ -65,12 +65,6 @@ def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int,
     return dict(sorted(scores.items()))  # the base alone may be scored last
 
 
-def scores_by_round(folder: Path, split: str) -> dict[int, float]:
-    """The mean over the clients (0-100) by round, in the rounds after which this split was scored during training."""
-    scores = scores_in_training(read_records(folder / "metrics.jsonl"), split)
-    return {round: line["mean"] for round, line in scores.items() if round and "mean" in line}
-
-
 def validated(folder: Path, split: str, round: int) -> dict[str, Any] | None:
     """The score line on this split of the models that a run has tested: of what was done after the last round, else of
     the tested round; None where they were not scored on it."""

@@ -300,9 +300,8 @@ class Reporter(signs.Listener):
 
     def now(self) -> str:
         """Where the run is, for its bar."""
-        rounds = f"{self.pace.rounds} round{'' if self.pace.rounds == 1 else 's'}"
-        now = self.pace.where() or rounds + ("" if self.pace.loss is None else f", loss {self.pace.loss:.4f}")
-        return self._with_left(now + self._spent)
+        loss = "" if self.pace.loss is None else f", loss {self.pace.loss:.4f}"
+        return self._with_left((self.pace.where() or f"{self.pace.rounds} rounds{loss}") + self._spent)
 
     def _track(self, values: Mapping[str, float], round: int) -> None:
         if self._trackers is not None:
