@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llm_fed.basics.errors import UserError
-from llm_fed.cli.printing import TEMPLATE, Allow, Json, out, print_result, print_scores, words_of
+from llm_fed.cli.printing import TEMPLATE, Allow, Json, Settings, out, print_result, print_scores, words_of
 from llm_fed.cli.program import app
 
 
@@ -127,10 +127,7 @@ def join(
         Path, typer.Option(help="The new client's examples: a file in the same form as those of the run's clients.")
     ],
     out_dir: Annotated[Path, typer.Option("--out", help="The PEFT folder to write.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="key=value settings that override the run's, e.g. task.columns.prompt=question."),
-    ] = None,
+    settings: Settings = None,
     examples: Annotated[
         int, typer.Option(min=1, help="How many examples, drawn at random, the merging weights are fitted to, at most.")
     ] = 16,

@@ -37,6 +37,11 @@ Allow = Annotated[
     ),
 ]  # fmt: skip
 RUN = "The folder of a finished run; RUN@ROUND and RUN@best are a round that any run has kept, and its best one."
+RunFolder = Annotated[Path, typer.Argument(help=RUN)]
+ConfigFile = Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(help="key=value settings that override those of CONFIG or RUN, e.g. rounds=20.")
+]
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
 FEW = 20  # of so many clients each has a row
 LOWEST = 5  # clients with the lowest scores that are named where not all are
@@ -112,10 +117,8 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         if name not in ("base", "rule"):
             lowest = sorted(score["clients"].items(), key=lambda item: item[1])[:LOWEST]
             out.print(f"lowest of {name}: " + ", ".join(f"{client} {number:.1f}" for client, number in lowest))
-    without = [client for client in unscored if client not in undefined]
-    if without:
-        said = f"{len(without)} clients have no example to be scored on: {listed(without)}"
-        out.print(said if many else NOT_SCORED)
+    if any(client not in undefined for client in unscored):
+        out.print(NOT_SCORED)
     if undefined:
         out.print(not_defined(last["metric"], [*undefined]))
     for line in about_rule(known):

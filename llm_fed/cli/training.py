@@ -13,7 +13,9 @@ import typer
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.cli.printing import (
     Allow,
+    ConfigFile,
     Json,
+    Settings,
     beside_baselines,
     out,
     print_examples,
@@ -34,10 +36,8 @@ if TYPE_CHECKING:
 
 @app.command(rich_help_panel="Train and compare")
 def run(
-    config: Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings that override the file, e.g. local.lr=1e-4.")
-    ] = None,
+    config: ConfigFile,
+    settings: Settings = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")
     ] = None,

@@ -119,13 +119,13 @@ def _metrics() -> str:
     return f"rouge1 of equal texts is {score('rouge1', ['a b'], [('a b',)]):.0f}"
 
 
-def known_of(name: str, revision: str | None = None) -> list[Examined]:
+def known_of(name: str) -> list[Examined]:
     """A finding per question about a base, from its configuration and tokenizer, before any weight is loaded; of a base
     that cannot be used one is not ok. UserError: there is no such folder or Hub model, or it is no causal language
     model."""
     index = check_name(name)
-    config = config_of(name, index, revision)
-    tokenizer, ends, _ = read_tokenizer(BaseConfig(name, revision=revision))
+    config = config_of(name, index, None)
+    tokenizer, ends, _ = read_tokenizer(BaseConfig(name))
     try:
         with torch.device("meta"):  # layers and shapes without their numbers
             attn = attention(AutoModelForCausalLM, config, torch.float32)

@@ -9,7 +9,6 @@ from typing import Any
 
 from llm_fed.basics import checksum, signs
 from llm_fed.basics.documents import Json
-from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
@@ -33,7 +32,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.evaluation import notes_on_length, predict
 from llm_fed.scoring.metrics import Prediction
 from llm_fed.scoring.scores import ABILITY, METRICS, not_defined
-from llm_fed.state.wire import Message, WireError
+from llm_fed.state.wire import Message
 
 NO_SCORE = "It has none, as the client has no test example."
 _SAMPLED = 50  # clients with sample predictions; of more, the first: a page of samples is for looking at
@@ -83,13 +82,8 @@ def selected_round(experiment: Experiment, run: Run, progress: Progress, reporte
     if config.eval.select == "best" and progress.best.round not in (0, progress.round):
         counted = {id: site.memory.get(NOISY_STEPS) for id, site in experiment.clients.items()}
         ended = progress.ended
-        try:
-            progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
-            progress.ended = ended
-        except WireError as error:
-            raise RunError(
-                f"the best round's checkpoint cannot be read: {error}; set eval.select=last to use the last round"
-            ) from error
+        progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
+        progress.ended = ended
         for id, steps in counted.items():
             if steps is not None:  # what was spent stays spent, whichever round is tested
                 experiment.clients[id].memory[NOISY_STEPS] = steps

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import kinds, methods
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.bench.parents import config_of
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
 from llm_fed.models.base import Base
 from llm_fed.models.structure import Structure
-from llm_fed.runs.checkpoint import Checkpoints, rounds_in
+from llm_fed.runs.checkpoint import Checkpoints, check_kept
 from llm_fed.runs.reading import exported, finished
 from llm_fed.settings.config import Config
 from llm_fed.state import State
-from llm_fed.state.wire import WireError
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,5 @@ def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]
 
 
 def _server_state(folder: Path, round: int) -> Any:
-    checkpoints = Checkpoints(folder / "checkpoints", beside=True)
-    if round not in rounds_in(checkpoints.folder):
-        raise UserError(
-            f"{folder} has no checkpoint of round {round} any more, which holds the server's models; llm-fed run "
-            "--fresh makes it again"
-        )
-    try:
-        return checkpoints.load(round).state["state"]
-    except WireError as error:
-        raise RunError(f"the checkpoint of round {round} in {folder} cannot be read: {error}") from error
+    check_kept(folder, round)
+    return Checkpoints(folder / "checkpoints", beside=True).load(round).state["state"]

@@ -35,7 +35,7 @@ from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.settings.plugins import short
-from llm_fed.state.wire import Message, WireError
+from llm_fed.state.wire import Message
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.record import Record
 
@@ -138,10 +138,7 @@ class Deployment(Simulation):
                 its_run.begin()
                 data = _own_data(its_config, splits.known(folder, its_config).all)
                 its_built = prepare(its_config, reporter, base=experiment.base, task=data, everybody=False)
-                try:
-                    progress = restore(its_run.checkpoints.load(chosen), {}, its_built.server)
-                except WireError as error:
-                    raise RunError(f"the checkpoint of round {chosen} of {need} cannot be read: {error}") from error
+                progress = restore(its_run.checkpoints.load(chosen), {}, its_built.server)
                 token = (its_run.recall("network.json") or {})["token"]
             answered, down = known_of(progress)["answered"], config.transport
             for client, message in Messages(its_built.method, progress.state, clients.names, down).items():

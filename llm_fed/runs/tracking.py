@@ -87,7 +87,8 @@ class Pace:
         if not self.trained or to_come <= 0:
             return ""
         expected = max((self.last - self.began) / self.trained, (now - self.began) / (self.trained + 1))
-        return f"about {duration(expected * to_come - (now - self.last))} left"
+        left = expected * to_come - (now - self.last)
+        return f"about {duration(left)} left" if left > 0 else ""
 
 
 def duration(seconds: float) -> str:
