@@ -11,7 +11,7 @@ from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, panics
 from llm_fed.basics.rng import Secret, generator
-from llm_fed.bench import parents, start, taking_part
+from llm_fed.bench import parents, start
 from llm_fed.bench.sites import build
 from llm_fed.federation import aggregation
 from llm_fed.federation.schedule import Schedule
@@ -213,8 +213,11 @@ def prepare(
         drawn = secret or Secret.fresh()
         clients, server, schedule = build(config, task, base, method, metric, reporter, drawn, every=given)
     config = replace(config, rounds=method.together(config.rounds))
-    if everybody and method.without_held_out:
-        taking_part.check_held_out(clients)
+    if everybody and method.without_held_out and not any(site.data.held_out for site in clients.values()):
+        raise UserError(
+            "this method's settings ask for validation examples of the clients, but none has any; set task.validation "
+            "above 0"
+        )
     left_out = tuple(id for id in task.everybody if id not in clients)
     if config.start:
         reporter.note(start.give(config, method, [*clients.values(), server], base))

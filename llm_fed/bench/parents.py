@@ -33,16 +33,12 @@ def check(config: Config, method: Method) -> None:
                 f"privacy.clip is for methods with rounds, but {config.method['name']} merges finished runs; set it to "
                 "null"
             )
-        name, round = parent.name, parent.round
-        if round is None or round == config.rounds or round in config.checkpoint.keep_rounds:
-            if round is None or 1 <= round <= config.rounds:
-                continue
-            raise UserError(f"{config.method['name']} asks for round {round} of {name}, but rounds={config.rounds}")
-        raise UserError(
-            f"{config.method['name']} asks for round {round} of {name}, of which no checkpoint is kept; "
-            f"set checkpoint.keep_rounds=[{round}]"
-            + (f" and rounds to at least {round}" if round > config.rounds else "")
-        )
+        round, kept = parent.round, (config.rounds, *config.checkpoint.keep_rounds)
+        if round is not None and not (round in kept and 1 <= round <= config.rounds):
+            raise UserError(
+                f"{config.method['name']} asks for round {round} of {parent.name}, of which a run of {config.rounds} "
+                f"rounds keeps no checkpoint; set checkpoint.keep_rounds=[{round}], and rounds to no less"
+            )
 
 
 def config_of(name: str, config: Config) -> Config:

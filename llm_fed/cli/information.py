@@ -105,7 +105,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show this machine's hardware and packages, and test a fused training step, a 4-bit layer and the metrics."""
+    """Show this machine's hardware and packages, and test a fused training step and a 4-bit layer."""
     from llm_fed.commands import doctor as checks
 
     findings = checks.examine() if base is None else checks.known_of(base)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from llm_fed.basics.errors import listed
-from llm_fed.basics.terminal import Terminal
+from llm_fed.basics.terminal import Terminal, table_of_numbers
 from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts, with_range
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config
@@ -90,21 +89,15 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         out.print(not_defined("the metric", [*undefined]) if undefined else none)
         return
     last = next(reversed(known.values()))
-    table = Table(title=with_range(last["metric"]), title_justify="left")
-    table.add_column("client")
     shown = {name: score for name, score in scores.items() if name in known or not score}
-    for name in shown:
-        table.add_column(name, justify="right")
     scored = dict.fromkeys(client for score in known.values() for client in score["clients"])
     unscored = dict.fromkeys(client for score in known.values() for client in score.get("unscored", ()))
     many = len(scored) > FEW
+    table = table_of_numbers(with_range(last["metric"]), f"{len(scored)} clients" if many else "client", [*shown])
     for client in (*scored, *(client for client in unscored if client not in scored)) if not many else ():
         table.add_row(client, *(_number(score.get("clients", {}).get(client)) for score in shown.values()))
-    if many:
-        table.columns[0].header = f"{len(scored)} clients"
-    elif len(scored) > 1:
-        table.add_section()
     if len(scored) > 1:
+        table.add_section()
         for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
             table.add_row(label, *(_number(score.get(key)) for score in shown.values()))
     if beside := dict.fromkeys(what for score in shown.values() for what in score.get("beside", {})):
@@ -159,9 +152,7 @@ def print_cross(folder: Path | None, cross: dict[str, Any], as_json: bool) -> No
         print(json.dumps(cross))
         return
     if len(cross["clients"]) <= 8:  # more are too wide for a terminal
-        table = Table(title=with_range(cross["metric"]), title_justify="left")
-        for name in ("model of", *cross["clients"]):
-            table.add_column(name, justify="left" if name == "model of" else "right")
+        table = table_of_numbers(with_range(cross["metric"]), "model of", cross["clients"])
         for client, row in zip(cross["clients"], cross["scores"], strict=True):
             table.add_row(client, *map(_number, row))
         if "base" in cross:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -86,7 +87,7 @@ def run(
         return
     if dry_run:
         plan = experiment.dry_run(resolved, folder, fresh=fresh)
-        print_result(plan.as_json(), plan.for_terminal(folder), as_json)
+        print_result(asdict(plan), plan.for_terminal(folder), as_json)
         return
     ending = Ending("--finish" if finish else "", by_key=True)
     result = experiment.train(resolved, folder, fresh=fresh, ending=ending, goes_on=goes_on)

@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError
-from llm_fed.models import loading
 from llm_fed.models.families import feels_padding
 from llm_fed.models.fused_experts import fused_parameters, known_parameters
-from llm_fed.models.loading import attention, check_name, config_of, explain, read_tokenizer, settle_dtype
+from llm_fed.models.loading import attention, check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.rotary import context
 from llm_fed.settings.config import AdapterConfig, BaseConfig
@@ -58,10 +57,8 @@ def examine() -> list[Examined]:
         "libraries": lambda: ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES),
         "device": _device,
         "memory and disk": _space,
-        "speed of bfloat16": _dtypes,
         "fused training (two clients, one step, shipped base)": lambda: _train(None),
         "4-bit base (bitsandbytes nf4)": lambda: _train("nf4"),
-        "metrics without network": _metrics,
     }
     return [_examined(what, check) for what, check in checks.items()]
 
@@ -77,17 +74,6 @@ def _space() -> str:
     (free, limit), disk = cgroups.free_memory(), shutil.disk_usage(".")
     within = "" if limit is None else f" (within {limit.name}, which is {limit.size / 2**30:.1f} GiB)"
     return f"{free / 2**30:.1f} GiB of memory{within} and {disk.free / 2**30:.1f} GiB of disk free"
-
-
-def _dtypes() -> str:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
-    cuda = device == "cuda"
-    computes = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else loading.computes_in_bfloat16()
-    return (
-        f"bfloat16 is {'computed by this device' if computes else 'emulated on this device, so slow'}; base.dtype=auto "
-        f"chooses {base.dtype} here"
-    )
 
 
 def _train(quantization: Literal["nf4"] | None) -> str:
@@ -111,12 +97,6 @@ def _train(quantization: Literal["nf4"] | None) -> str:
         if isinstance(result, Exception):
             raise result
     return f"loss {results[0].losses[0]:.3f}"  # type: ignore[union-attr]
-
-
-def _metrics() -> str:
-    from llm_fed.scoring.scores import score
-
-    return f"rouge1 of equal texts is {score('rouge1', ['a b'], [('a b',)]):.0f}"
 
 
 def known_of(name: str) -> list[Examined]:

@@ -96,17 +96,13 @@ def _among(key: str, names: Sequence[str]) -> bool:
 
 
 def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> None:
-    first, settings = runs[0], values[0]
-    for run, own in zip(runs[1:], values[1:], strict=True):
-        for what in ("metric", *(key for key in {**settings, **own} if _among(key, _ALIKE))):
-            pair = [
-                _metric(each) if what == "metric" else values_of_run.get(what)
-                for each, values_of_run in ((first, settings), (run, own))
-            ]
-            if pair[0] != pair[1]:
+    alike = [{"metric": _metric(run), **its} for run, its in zip(runs, values, strict=True)]
+    for run, its in zip(runs, alike, strict=True):
+        for key in ("metric", *(key for key in alike[0] | its if _among(key, _ALIKE))):
+            if (first := alike[0].get(key)) != its.get(key):
                 raise UserError(
-                    f"{first.folder} and {run.folder} cannot be compared: {what} is {pair[0]!r} and {pair[1]!r}; give "
-                    "runs with the same data, scored alike"
+                    f"{runs[0].folder} and {run.folder} cannot be compared: {key} is {first!r} and {its.get(key)!r}; "
+                    "give runs with the same data, scored alike"
                 )
     by_seed: dict[int, _FinishedRun] = {}
     for run in runs:

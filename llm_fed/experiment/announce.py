@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.filesize import decimal
 
-from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit, peak_of, weights
 from llm_fed.engine.ways import describe as describe_passes
@@ -149,10 +148,6 @@ class RunPlan:
     own_steps: int = 0
     costs: Costs | None = None
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
-
-    def as_json(self) -> dict[str, Json]:
-        """The plan as JSON values."""
-        return asdict(self)
 
     def rows(self) -> dict[str, str]:
         """Lines for people, by their label; of a run that goes on what may have changed."""
