@@ -295,14 +295,8 @@ def _work(config: Config, steps: CountSummary) -> str:
 
 def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence[RunPlan] = ()) -> RunPlan:
     """The plan with its costs, for which method and engine are asked; the experiment must not be trained afterwards.
-
-    Args:
-        folder: the run folder, which need not exist.
-        parents: the plans, with costs, of the runs that this one starts from.
-
-    Raises:
-        UserError: a training step takes more memory than is free, as a CPU has no error for want of memory.
-    """
+    UserError: a training step takes more memory than is free, as a CPU has no error for want of memory. `folder`: the
+    run folder, which need not exist. `parents`: the plans, with costs, of the runs that this one starts from."""
     config, base, method = built.config, built.base, built.method
     sites, down, up = built.trainers or built.clients, {}, {}
     state = method.init(built.server)

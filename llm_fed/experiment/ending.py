@@ -20,13 +20,9 @@ from llm_fed.runtime.launch import other_ranks
 
 @dataclass
 class Ending:
-    """What a user has requested.
-
-    Args:
-        why: why the run is to end after the round that goes on, as its files say it; empty: it goes on.
-        by_key: whether the first Ctrl-C asks for it. The second one interrupts the run, as does every one of a run that
-            has no rounds to end.
-    """
+    """What a user has requested. `why`: why the run is to end after the round that goes on, as its files say it; empty:
+    it goes on. `by_key`: whether the first Ctrl-C asks for it. The second one interrupts the run, as does every one of
+    a run that has no rounds to end."""
 
     why: str = ""
     by_key: bool = field(default=False, kw_only=True)
@@ -60,14 +56,8 @@ class Ending:
 
 
 def check_begun(run: Run, why: str) -> None:
-    """Refuse to finish a run with what there is where there is nothing.
-
-    Args:
-        why: how the user requested it.
-
-    Raises:
-        UserError: no round of it, or of a run that it starts from, has a checkpoint.
-    """
+    """Refuse to finish a run with what there is where there is nothing. UserError: no round of it, or of a run that it
+    starts from, has a checkpoint. `why`: how the user requested it."""
     if not extend.rounds_done(run.folder) or not run.continues:
         raise UserError(
             f"{why} finishes a run with the rounds that it has, but {run.folder} has no checkpoint of any round; leave "

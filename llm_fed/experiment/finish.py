@@ -156,15 +156,8 @@ def write_samples(experiment: Experiment, run: Run, personal: Predictions, base:
     """Write `samples.jsonl`: a line per example, by client in their order. Without any sample there is no file.
 
     There are none of image models, and none where `privacy.clip` is set: a report is handed on, and samples are texts
-    of the clients.
-
-    Args:
-        personal: of the personal models.
-        base: of the base, as far as they are known.
-
-    Raises:
-        RunError: the disk is full.
-    """
+    of the clients. RunError: the disk is full. `personal`: of the personal models. `base`: of the base, as far as they
+    are known."""
     config, shown = experiment.config, experiment.base.shown(experiment.config)
     most = config.report.samples if config.privacy.clip is None else 0
     clients = [id for id in experiment.scored if id in personal][:_SAMPLED] if most else []

@@ -110,14 +110,9 @@ def log_recipe(run: Run, round: int, client: str, read: Callable[[], Any], round
 
 
 def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]], last: int | None = None) -> None:
-    """Merge at every client what it is `given` (by parent and client).
-
-    Args:
-        last: the round after which the run ends, from which random choices follow (default: that of the configuration).
-
-    Raises:
-        UserError, RunError: a client cannot be merged.
-    """
+    """Merge at every client what it is `given` (by parent and client). UserError, RunError: a client cannot be merged.
+    `last`: the round after which the run ends, from which random choices follow (default: that of the
+    configuration)."""
     work = {}
     for id, site in experiment.clients.items():
         site.begin((last or experiment.config.rounds) + 1, experiment.config.local.lr)

@@ -277,13 +277,8 @@ class Run:
 
     def rewind(self, saved: Mapping[str, Any] | None = None) -> None:
         """Cut metrics.jsonl and digests.jsonl back to what they held at a checkpoint: later lines are written again.
-
-        Args:
-            saved: what the checkpoint knows of them; None: back to nothing.
-
-        Raises:
-            RunError: somebody else changed it, see `records.check_beginning`.
-        """
+        RunError: somebody else changed it, see `records.check_beginning`. `saved`: what the checkpoint knows of them;
+        None: back to nothing."""
         saved = saved or {"metrics": 0}
         mark = saved["metrics"]
         if check_beginning(self.metrics_file, mark, saved.get("metrics_sha256", "")) > mark:

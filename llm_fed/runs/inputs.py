@@ -154,14 +154,8 @@ def read(folder: Path) -> dict[str, Files]:
 
 
 def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Files], contents: Contents) -> None:
-    """Refuse to continue a run with other files of its base under the same name.
-
-    Args:
-        base: the section `base` of the configuration.
-
-    Raises:
-        UserError: which files.
-    """
+    """Refuse to continue a run with other files of its base under the same name. UserError: which files. `base`: the
+    section `base` of the configuration."""
     now = contents.named("base.name", base["name"], base["revision"])
     if now is None or "base.name" not in recorded or not (changed := difference(recorded["base.name"], now)):
         return

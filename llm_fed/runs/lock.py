@@ -31,15 +31,8 @@ class Lock:
         self._lock: BaseFileLock = FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, note: Callable[[str], None]) -> None:
-        """Take the lock, or refuse at once where somebody has it.
-
-        Args:
-            note: is told why it takes a while, and what can be done about it.
-
-        Raises:
-            HeldError: somebody else has it.
-            OSError: the folder cannot be written.
-        """
+        """Take the lock, or refuse at once where somebody has it. HeldError: somebody else has it. OSError: the folder
+        cannot be written. `note`: is told why it takes a while, and what can be done about it."""
         try:
             try:
                 self._lock.acquire()

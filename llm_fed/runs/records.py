@@ -77,14 +77,8 @@ def digest(path: Path, size: int | None = None) -> str:
 
 
 def check_beginning(path: Path, mark: int, expected: str | None = None) -> int:
-    """The length of a metrics.jsonl or digests.jsonl, of which a checkpoint saw the first `mark` bytes.
-
-    Args:
-        expected: what `digest` said of them, where it was kept.
-
-    Raises:
-        RunError: the file is shorter now, or holds something else there.
-    """
+    """The length of a metrics.jsonl or digests.jsonl, of which a checkpoint saw the first `mark` bytes. RunError: the
+    file is shorter now, or holds something else there. `expected`: what `digest` said of them, where it was kept."""
     if path.exists() and not path.is_file():
         raise RunError(f"{path} is damaged: it is no file; put it back as it was, or start again with --fresh")
     length = path.stat().st_size if path.exists() else 0

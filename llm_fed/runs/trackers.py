@@ -38,12 +38,8 @@ def check_trackers(track: TrackConfig) -> None:
 
 
 class Trackers:
-    """Those that a configuration names. All that they write by themselves lies in
-    `folder`, and a run that continues goes on in the same entry of each.
-
-    Args:
-        run: the run folder.
-    """
+    """Those that a configuration names. All that they write by themselves lies in `folder`, and a run that continues
+    goes on in the same entry of each. `run`: the run folder."""
 
     def __init__(self, config: Config, run: Path):
         self._name, self.folder = run.absolute().name, run.absolute() / FOLDER
