@@ -177,10 +177,7 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
 
 
 def _say(chat: Chat, text: str) -> None:
-    if without_surrogates(text) != text:
-        text = without_surrogates(text)
-        _note("A half of a character (a lone surrogate) is read as U+FFFD.")
-    pieces, empty = chat.reply(text), True
+    pieces, empty = chat.reply(without_surrogates(text)), True
     try:
         for piece in pieces:
             empty = False
