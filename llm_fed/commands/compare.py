@@ -43,7 +43,7 @@ from llm_fed.settings.paths import public_text
 from llm_fed.tasks import natural
 
 RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
-Jobs = int | str  # a number, or RAY
+Jobs = int | str
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
 
 
@@ -114,8 +114,7 @@ def check_jobs(jobs: Jobs, own: OwnObjects) -> None:
         )
     if jobs != 1 and (size := launch.processes()) > 1:
         raise UserError(
-            f"--jobs {jobs} starts processes of its own, but this is one of {size} of a launch, which share each run; "
-            "leave --jobs out, or start the command without a launcher"
+            f"--jobs {jobs} starts processes of its own, but this is one of {size} of a launch; leave one of them out"
         )
 
 
@@ -159,7 +158,7 @@ def _trainings(
 def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     """The table before any score. It builds each row's experiment, which finds mistakes that lie in the base, the
     task or the method, and counts parameters."""
-    metrics: dict[str, str] = {}  # by label
+    metrics: dict[str, str] = {}
     counted: dict[Job, Parameters] = {}  # several rows may start from the same runs
 
     def parameters(job: Job, label: str) -> Parameters:
@@ -228,8 +227,7 @@ def _changed(plan: ComparisonPlan) -> list[str]:
             if isinstance(job.outcome, dict) and splits.tested_alike(job.folder, other.folder) is False:
                 return [
                     f"With seed {seed}, {other.shown} and {job.shown} were tested on other examples, as the data "
-                    "changed in between, so they cannot be compared; another --out runs all of them on the data as "
-                    "they are."
+                    "changed in between, so they cannot be compared; another --out runs all anew."
                 ]
     return []
 
