@@ -77,9 +77,9 @@ def _next_steps(path: Path, method: str, compared: Sequence[str], *, chats: bool
 @app.command(rich_help_panel="Get started and look things up")
 def methods(as_json: Json = False) -> None:
     """List the methods with their papers and settings."""
-    from llm_fed import methods as every
+    from llm_fed.commands.lists import of_methods
 
-    print_list(every.builtin() + every.outside(), as_json)
+    print_list(of_methods(), as_json)
 
 
 @app.command(rich_help_panel="Get started and look things up")
@@ -93,9 +93,9 @@ def runs(as_json: Json = False) -> None:
 @app.command(rich_help_panel="Get started and look things up")
 def tasks(as_json: Json = False) -> None:
     """List the tasks with their metrics and sources."""
-    from llm_fed import tasks as every
+    from llm_fed.commands.lists import of_tasks
 
-    print_list(every.describe(), as_json)
+    print_list(of_tasks(), as_json)
 
 
 @app.command(rich_help_panel="Get started and look things up")

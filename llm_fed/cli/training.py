@@ -193,11 +193,9 @@ def compare(
 
 def _planned(jobs: Sequence[Job], together: int | str) -> tuple[dict[str, object], list[str]]:
     """The runs of a comparison, and how many are trained at a time, for programs and for people."""
-    from llm_fed.runs.folder import holds_results
-
     runs, lines = list[dict[str, object]](), []
     for job in jobs:
-        complete, begun, parents = bool(job.outcome), holds_results(job.folder), [p.shown for p in job.parents.values()]
+        complete, begun, parents = bool(job.outcome), job.begun, [parent.shown for parent in job.parents.values()]
         runs.append({"folder": job.shown, "complete": complete, "begun": begun, "starts_from": parents})
         state = "is complete" if complete else "would continue" if begun else "would be a new run"
         lines.append(f"{'run':<11}{job.shown} {state}" + (f", after {' and '.join(parents)}" if parents else ""))

@@ -27,12 +27,10 @@ from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import on_ray, splits
 from llm_fed.experiment.baselines import Baselines, shared_by
-from llm_fed.experiment.job import Job
+from llm_fed.experiment.job import Job, spent_together
 from llm_fed.experiment.run import checked
 from llm_fed.experiment.side_by_side import LOGS, Process, SideBySide, Start, shares
-from llm_fed.federation.privacy import together
 from llm_fed.models.lora import Lora
-from llm_fed.runs.folder import holds_results
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -63,8 +61,7 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
                     reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
                 _write(_fill(table, plan), out)
         table.notes += _changed(plan)
-        spent = [job.outcome.get("privacy") for job in plan.jobs() if isinstance(job.outcome, dict)]
-        table.notes += filter(None, [together(spent)])
+        table.notes += filter(None, [spent_together(plan.jobs())])
         _write(_fill(table, plan), out)
         drawn = _drawn(table, out, plan.file.eval.during)
         table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
@@ -164,8 +161,8 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     def parameters(job: Job, label: str) -> Parameters:
         if job in counted:
             return counted[job]
-        begins, silent = not holds_results(job.folder), Reporter(Console(quiet=True))
-        built = checked(job.config, silent, begins, base=bases.of(job.config))
+        silent = Reporter(Console(quiet=True))
+        built = checked(job.config, silent, not job.begun, base=bases.of(job.config))
         metrics[label] = built.metric
         parents = [parameters(parent, label) for parent in job.parents.values()]
         counted[job] = count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)

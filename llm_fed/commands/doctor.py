@@ -31,6 +31,7 @@ COMPARED = (
     "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "smollm3",
     "granite", "qwen2_moe", "qwen3_moe", "mixtral", "olmoe",
 )  # fmt: skip
+NO_TEMPLATE = "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
 _HEADROOM = 1.1  # of 4-bit weights: scales, and what stays in 16 bits beside embeddings
 
 
@@ -121,7 +122,7 @@ def known_of(name: str) -> list[Examined]:
         "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
         **({"adapters on the experts": lambda: _adapters(model, experts)} if experts.target_parameters else {}),
         "tokens": lambda: _tokens(model, tokenizer),
-        "chat template": lambda: _template(tokenizer),
+        "chat template": lambda: "yes (task.template=chat)" if tokenizer.chat_template else NO_TEMPLATE,
         "end-of-answer tokens": lambda: _end(ends, tokenizer),
     }
     return [_examined(what, answer) for what, answer in questions.items()]
@@ -167,13 +168,6 @@ def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
         f"{len(tokenizer):,}, of which {len(without)} have no embedding: {names}. Texts with such a token are refused; "
         "call model.resize_token_embeddings(len(tokenizer)) and save the base again"
     )
-
-
-def _template(tokenizer: PreTrainedTokenizerBase) -> str:
-    template = tokenizer.chat_template
-    if not template:
-        return "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
-    return "yes (task.template=chat)"
 
 
 def _end(ends: set[int], tokenizer: PreTrainedTokenizerBase) -> str:

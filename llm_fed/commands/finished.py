@@ -96,7 +96,8 @@ def _among(key: str, names: Sequence[str]) -> bool:
 
 
 def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> None:
-    alike = [{"metric": _metric(run), **its} for run, its in zip(runs, values, strict=True)]
+    metrics = (run.summary["scores"].get("metric") or run.config.eval.metric for run in runs)
+    alike = [{"metric": metric, **its} for metric, its in zip(metrics, values, strict=True)]
     for run, its in zip(runs, alike, strict=True):
         for key in ("metric", *(key for key in alike[0] | its if _among(key, _ALIKE))):
             if (first := alike[0].get(key)) != its.get(key):
@@ -121,10 +122,6 @@ def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> No
 def _trained(run: _FinishedRun) -> set[str]:
     """The clients with a score but those that have no training example, which not every method scores."""
     return run.clients.keys() - set(run.summary.get("only_tested", ()))
-
-
-def _metric(run: _FinishedRun) -> str | None:
-    return run.summary["scores"].get("metric") or run.config.eval.metric
 
 
 def _labels(values: Sequence[dict[str, Any]]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +18,11 @@ from llm_fed.experiment import run as experiment
 from llm_fed.experiment import splits
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.simulation import Simulation, lacks_exports
+from llm_fed.federation import privacy
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.runs import inputs
-from llm_fed.runs.folder import Run
+from llm_fed.runs.folder import Run, holds_results
 from llm_fed.runs.inputs import Contents
 from llm_fed.runs.reading import events, shares_of, validated
 from llm_fed.runs.tracking import Reporter
@@ -52,6 +53,10 @@ class Job:
                 if done is not None:
                     inputs.check_finished(run.folder, run.config, run.contents)
                 self.outcome = "" if done is None or lacks_exports(run) else done
+
+    @property
+    def begun(self) -> bool:
+        return holds_results(self.folder)
 
     @property
     def is_local(self) -> bool:
@@ -120,3 +125,8 @@ class Job:
         needs = self.outcome.get("needs", {})
         parents = (parent._with_parents(read, needs[name]) for name, parent in self.parents.items())
         return sum(parents, read(self.folder, last_round))
+
+
+def spent_together(jobs: Iterable[Job]) -> str:
+    """What those that are finished have spent of their clients' privacy in all, as a sentence; empty: no privacy."""
+    return privacy.together([job.outcome.get("privacy") for job in jobs if isinstance(job.outcome, dict)])

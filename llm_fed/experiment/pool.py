@@ -33,7 +33,7 @@ def check(folder: Path, config: Config) -> None:
     finished(folder)
     kinds.check_writes(config, f"{folder} trained {{noun}}s; only adapters of language models can be joined")
     folder, config, _ = _federation(folder, config)
-    if not _at_server(methods.build(config.method)):
+    if type(methods.build(config.method)).pool is Method.pool:
         exported(folder)
 
 
@@ -43,7 +43,7 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
     or they cannot be merged with each other. RunError: the checkpoint that holds the server's models is damaged."""
     folder, config, requested = _federation(folder, config)
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
-    if _at_server(method):
+    if type(method).pool is not Method.pool:
         structure = method.wrap(base.structure(config.adapter), None)
         assert structure.plain
         models = method.pool(_server_state(folder, round))
@@ -72,10 +72,6 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
     members = {client: state for client, (state, _) in read.items()}
     whose = f"the adapters of the {len(paths)} clients of {name} after round {round}"
     return Pool(members, first, f"the adapter of all clients of {name}" if method.one_model else whose)
-
-
-def _at_server(method: Method) -> bool:
-    return type(method).pool is not Method.pool
 
 
 def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]:
