@@ -42,6 +42,7 @@ from llm_fed.tasks import natural
 
 RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
 Jobs = int | str
+Shares = Sequence[Mapping[str, str]]  # variables of each process
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
 
 
@@ -74,9 +75,6 @@ def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> tuple[list[Job], Jobs]:
     UserError, RunError: as `compare` before its first run."""
     plan, _, _, parts = _prepare(rows, out.absolute(), Reporter(), jobs)
     return [*plan.jobs()], len(parts) or RAY
-
-
-Shares = Sequence[Mapping[str, str]]
 
 
 def _prepare(rows: Rows, out: Path, reporter: Reporter, jobs: Jobs) -> tuple[ComparisonPlan, Table, Bases, Shares]:

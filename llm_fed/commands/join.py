@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import methods
-from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import prepare
 from llm_fed.commands.evaluate import examples_of, lay_over
 from llm_fed.experiment import pool, splits
@@ -18,6 +18,7 @@ from llm_fed.experiment.pool import Pool
 from llm_fed.kinds import Kind
 from llm_fed.kinds.language import load_base
 from llm_fed.method.merge import Merge
+from llm_fed.method.requests import succeeded
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.runs.reading import read_config
@@ -106,12 +107,7 @@ def _personal(
             )
     else:
         work = merged_from_pool(site, offered, examples, steps)
-    (outcome,) = experiment.runtime.run({name: work}).values()
-    if isinstance(outcome, ClientError):
-        raise RunError(str(outcome)) from outcome
-    if isinstance(outcome, Exception):
-        raise outcome
-    state, structure, recipe = outcome
+    state, structure, recipe = succeeded(experiment.runtime.run({name: work}))[name]
     return state, structure, recipe
 
 
