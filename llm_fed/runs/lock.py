@@ -44,7 +44,9 @@ class Lock:
                 self._lease(note)
         except Timeout as error:
             where = self._path.parent
-            raise HeldError(f"another process or thread is writing to {where}; wait for its end") from error
+            raise HeldError(
+                f"another process or thread is writing to {where}; wait for its end, or name another"
+            ) from error
 
     def _lease(self, note: Callable[[str], None]) -> None:
         file = self._path.with_name(f"{self._path.name}.lease")

@@ -143,7 +143,7 @@ def test_of_more_than_eight_clients_a_sample_is_asked_unless_all_are_wanted():
     assert len(plan.clients) == 8 and plan.of == 12 and plan.limit == 50
     assert "(a sample of 12; eval.cross=true takes all)" in plan.describe()
     every = cross.planned(built({**tree, "eval": {"cross": True, "limit": 20}}))
-    assert len(every.clients) == 12 and every.answers == 12 * 11 * 20
+    assert len(every.clients) == 12
     assert cross.planned(built({**tree, "eval": {"cross": False}})).clients == ()
 
 
