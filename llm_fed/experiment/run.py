@@ -91,7 +91,8 @@ def train(
         given = mode.given(run.config, rows.all)
         experiment = checked(run.config, reporter, begins, base=base, secret=secret, **given)
         run.config = config = replace(experiment.config, rounds=run.config.rounds)
-        extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
+        if run.reached:
+            extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
         if secret is not None:
             splits.check_noise(run, experiment, rows)
         if run.before is not None:
@@ -127,7 +128,8 @@ def checked(config: Config, reporter: Reporter, begins: bool, **given: Any) -> E
     if begins:
         unused.check(config)
     built = prepare(config, reporter, **given)
-    check_scored(built)
+    if built.config.stop.patience is not None:
+        check_scored(built)
     if begins:
         built.base.check_names(config.adapter)
     return built
