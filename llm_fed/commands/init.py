@@ -37,7 +37,7 @@ from llm_fed.tasks.labelled import number
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
-ALONE = "local"  # which every other is compared with
+ALONE = "local"  # also the method of one client, and the one that every other is compared with
 WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
 PASSES, BATCH = 8, 4  # over the training examples of a median client in all; examples per step
 STEPS, ROUNDS = (4, 40), (5, 50)  # least and most; a round has half a pass where that lies between them

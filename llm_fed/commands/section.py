@@ -119,7 +119,7 @@ class Section:
 
     rows: dict[str, list[str]]
     seeds: list[int]
-    budget: float | None = None  # MB (2^20 bytes) that all clients together may move in a run
+    budget: float | None = None  # MB (2^20 bytes) that all clients together may send and receive in a run
 
 
 def read_section(path: str | Path) -> Section:

@@ -108,10 +108,10 @@ class Writing:
     personal: Personal
     prompt: Sequence[int]
     stops: Sequence[str]
-    chat: bool  # its text is what `chat` shows, without reasoning
+    chat: bool  # its text is what `chat` shows, without reasoning; else the tokens' as they are
     tokens: list[int] = field(default_factory=list)
     text: str = ""
-    sent: int = 0  # how much was sent; its end may begin a stop sequence, or be half a character
+    sent: int = 0  # how much of it can be sent; its end may begin a stop sequence, or be half a character
     finish: str = ""
     answer: LiveAnswer | None = None
     news: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)

@@ -22,7 +22,7 @@ from llm_fed.state import State
 if TYPE_CHECKING:
     from llm_fed.bench.build import Experiment
 
-MOST_CLIENTS = 8  # of more, `auto` takes a sample
+MOST_CLIENTS = 8  # of more, `auto` takes a sample: the work grows with the square of their number
 MOST_EXAMPLES = 50  # of a client that `auto` asks; an interval hardly needs more
 
 

@@ -35,7 +35,7 @@ from llm_fed.scoring.scores import ABILITY, METRICS, not_defined
 from llm_fed.state.wire import Message
 
 NO_SCORE = "It has none, as the client has no test example."
-_SAMPLED = 50  # clients with sample predictions; of more, the first
+_SAMPLED = 50  # clients with sample predictions; of more, the first: a page of samples is for looking at
 OWN_STEPS = "own steps"
 UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "

@@ -36,7 +36,7 @@ class ShownExample:
     split: str
     text: str
     input_ids: list[int]
-    target: list[bool]  # (T): whether it counts in the loss, or is requested
+    target: list[bool]  # (T): whether it counts in the loss; of a split that is scored, whether it is requested
     stop_token_ids: list[int]
 
     def marked(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

@@ -38,7 +38,7 @@ from llm_fed.settings import plugins
 from llm_fed.settings.configfile import as_dict, from_dict
 
 LOGS = "logs"
-_GRACE = 5.0  # seconds in which a process may leave what it does
+_GRACE = 5.0  # seconds in which a process may leave what it does; then it ends in the midst of it
 _POLL = 0.1
 # Not `-m`, which would look for all modules in the current folder first.
 _START = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"

@@ -34,14 +34,14 @@ from llm_fed.settings.configfile import as_dict, flat, from_dict
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
 _FREE_KEYS = ("checkpoint.", "engine.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
 
-SAMPLES = "samples.jsonl"  # see `experiment/finish.py`
-BAD_ROWS = "bad_rows.jsonl"  # see `tasks/collected.py`
-CROSS = "cross.json"  # see `experiment/cross.py`
-EXAMPLES = "test_scores.jsonl"  # see `experiment/watching.py`
-WARNINGS = "warnings.json"  # see `eval/warning.py`
+SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/finish.py`
+BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `tasks/collected.py`
+CROSS = "cross.json"  # every personal model on every client's examples, see `experiment/cross.py`
+EXAMPLES = "test_scores.jsonl"  # the score of each test example, see `experiment/watching.py`
+WARNINGS = "warnings.json"  # what is wrong, as in summary.json, see `eval/warning.py`
 ENDED = "ended.json"  # after which round a finished run has ended before its last one, and why
 CONTINUED = "continued.json"  # from which such round the user has let it go on, although its stop rule ended it
-SPLITS = "splits.json"  # see `experiment/splits.py`
+SPLITS = "splits.json"  # in which split each row has been, see `experiment/splits.py`
 
 # What a finished run has handed out, and all that a run writes, in the order in which `fresh` deletes it: a crash in
 # between leaves no folder that seems complete.

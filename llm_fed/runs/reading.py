@@ -17,7 +17,7 @@ from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, from_dict
 
-FORMAT = 1  # of a run folder, in its config.yaml
+FORMAT = 1  # of a run folder, in its config.yaml; what reads another one says so and reads nothing else
 
 REOPENED = "reopened.json"  # a finished run goes on: its results are those of its earlier end
 HERE = "."  # where the adapters of a merge's output lie, beside its summary
