@@ -140,7 +140,7 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
     """The end of the run: finishing at the clients, test scores, exported models."""
     try:
         experiment, summary = replay.experiment, read_object(folder / "summary.json")
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # which `kept.summary` has said
         return report.unchecked.append("the end of the run: summary.json is damaged")
     tested, last = summary["round"], summary.get("ended", {"round": experiment.config.rounds})["round"]
     if tested not in kept:

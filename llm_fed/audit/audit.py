@@ -148,7 +148,10 @@ def _why_not(folder: Path, config: Config, of_method: str) -> str:
     """What of a run cannot be computed again here whatever one does, and why (`of_method`: what its method says of
     that); empty: all can."""
     if (folder / "network.json").exists():
-        return "clients' training, server steps and scores: over a network, the server keeps no examples or uploads"
+        return (
+            "clients' training, server steps and scores: over a network, clients keep their examples, and the server "
+            "keeps no uploads"
+        )
     try:
         why = secrecy.missing(folder) if config.privacy.draws else ""
     except RunError as error:
@@ -161,7 +164,7 @@ def _why_not(folder: Path, config: Config, of_method: str) -> str:
 def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> int | None:
     """The round after which the run was trained on the data as they are now; None where they have changed since."""
     record = replay.experiment.record
-    if record is None or rows.own is None:
+    if record is None or rows.own is None:  # the rows lie elsewhere
         return 0
     if changed := record.since(rows.own):
         report.unchecked.append(f"clients' training and scores: the data have changed since the run ({changed})")
@@ -218,5 +221,5 @@ def _replay(
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
         run.begin()
         if secret:
-            run.secret = secret
+            run.secret = secret  # which is written nowhere else
         yield Replay(experiment, run, read_records(folder / "metrics.jsonl"))

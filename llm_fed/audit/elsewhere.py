@@ -34,7 +34,7 @@ class Tolerances:
 
 
 ADAPTERS = Tolerances(way=0.01, rounds=10, loss=0.005)
-SIXTEEN_BITS = Tolerances(way=0.3, rounds=10, loss=0.05)
+SIXTEEN_BITS = Tolerances(way=0.3, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
 # Some entries of whole models (a bias before BatchNorm) have a gradient of nothing but rounding, which Adam makes as
 # long as any other.
 WHOLE_MODELS = Tolerances(way=0.2, rounds=3, loss=0.005)

@@ -89,7 +89,7 @@ def ended(folder: Path, config: Config, report: Audit) -> int:
     except RunError as error:
         report.find(0, "", "scores", f"how the run has ended cannot be read: {error}")
         return 0
-    assert held is not None
+    assert held is not None  # of a finished run
     since = continued["round"] if continued else 0
     if held.get("ended") != own:
         report.find(held["round"], "", "scores", f"summary.json and {ENDED} disagree on how the run has ended")

@@ -52,12 +52,12 @@ class Experiment:
     clients: dict[str, Client]
     server: Server
     schedule: Schedule
-    engine: Any
+    engine: Any  # of this process, see `Kind.engine`
     runtime: LocalRuntime
     left_out: tuple[str, ...] = ()  # of the data's clients those that have nothing to train on
-    reading: Reading | None = None
+    reading: Reading | None = None  # what became of the user's own files
     record: Record | None = None  # of the rows and their splits; None: the task was given
-    known: Record | None = None
+    known: Record | None = None  # what was known of these rows before
 
     @property
     def trainers(self) -> dict[str, Client]:
@@ -214,7 +214,10 @@ def prepare(
         clients, server, schedule = build(config, task, base, method, metric, reporter, drawn, every=given)
     config = replace(config, rounds=method.together(config.rounds))
     if everybody and method.without_held_out and not any(site.data.held_out for site in clients.values()):
-        raise UserError("the method's settings ask for validation examples, but no client has any; set task.validation")
+        raise UserError(
+            "this method's settings ask for validation examples of the clients, but none has any; set task.validation "
+            "above 0"
+        )
     left_out = tuple(id for id in task.everybody if id not in clients)
     if config.start:
         reporter.note(start.give(config, method, [*clients.values(), server], base))
@@ -275,8 +278,10 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
         if config.base.quantization:
             raise UserError("adapter.dora needs the base's own weights; set base.quantization=null")
     if config.adapter is None and method.adapters_only:
-        name = config.method["name"]
-        raise UserError(f"{name} trains, sends or merges parts of LoRA adapters, but adapter is null; set adapter.rank")
+        raise UserError(
+            f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
+            "adapter.rank"
+        )
     scored = find_metric(metric, labelled=bool(task.labels))
     if scored.scores not in kind.readable(task):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")

@@ -20,7 +20,7 @@ from llm_fed.runtime.local import LocalRuntime
 from llm_fed.state import Layout
 from llm_fed.state.wire import Message, entries, pack
 
-_TRAINING = ("broadcast", "local", "collect", "server", "finish", "merge")
+_TRAINING = ("broadcast", "local", "collect", "server", "finish", "merge")  # parts of timing.jsonl
 EMPTY = len(pack(None))  # bytes of a message that says nothing
 
 
@@ -30,7 +30,7 @@ class Parameters:
 
     server: int = 0  # in the server's state: a soup of d models counts d times
     down: int = 0  # in what one client is sent in a round
-    up: int = 0
+    up: int = 0  # in what it answers
     client: int = 0  # that a client holds, frozen ones too; of unlike clients the largest
 
 
@@ -38,7 +38,7 @@ class Parameters:
 class Traffic:
     """Bytes on the wire per client; what a failed client was sent is not counted."""
 
-    up_per_round: float = 0.0
+    up_per_round: float = 0.0  # mean over the rounds in which a client was asked
     down_per_round: float = 0.0
     up: float = 0.0  # over the run, mean over all clients
     down: float = 0.0
@@ -53,7 +53,7 @@ class ClientWork:
     """What training took, counted from what was done, and divided by the number of clients; the server's own steps
     count as well."""
 
-    steps: float
+    steps: float  # of an optimizer
     tokens: float  # that these steps have read; of a whole image model pictures
     bytes_up: float
     seconds: float  # of rounds and of what follows the last, without scores and checkpoints

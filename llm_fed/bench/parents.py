@@ -29,7 +29,10 @@ def check(config: Config, method: Method) -> None:
     not keep, or a round of which no checkpoint is kept; what to set."""
     for parent in method.parents:
         if config.privacy.clip is not None:
-            raise UserError(f"privacy.clip is for methods with rounds, which {config.method['name']} has not; set null")
+            raise UserError(
+                f"privacy.clip is for methods with rounds, but {config.method['name']} merges finished runs; set it to "
+                "null"
+            )
         round, kept = parent.round, (config.rounds, *config.checkpoint.keep_rounds)
         if round is not None and not (round in kept and 1 <= round <= config.rounds):
             raise UserError(

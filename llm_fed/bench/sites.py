@@ -120,7 +120,7 @@ def build(
     schedule = schedule_of(config, requested, secret)
     if method.gathers:
         parts: list[Any] = [site.train for site in clients.values()]
-        gathered: Any = ConcatDataset(parts)
+        gathered: Any = ConcatDataset(parts)  # each example is made when it is looked at
         server.data = replace(server.data, train=gathered, foreign=False)
     return clients, replace(server, clients=requested, cohort=schedule.cohort_size), schedule
 

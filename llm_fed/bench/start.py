@@ -33,7 +33,7 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
     what was found, in words. UserError: there are no adapters, they do not fit, or privacy would be promised that the
     start does not keep."""
     start = config.start
-    assert start is not None
+    assert start is not None  # callers have looked
     if config.privacy.clip is not None:
         raise UserError(
             f"adapter.start={start} was trained without the noise of this run, so epsilon would not cover what it "
@@ -108,7 +108,10 @@ def _folders(start: Path) -> list[Path]:
         return [start]
     is_run = (start / "config.yaml").is_file()
     if is_run and not (start / "summary.json").is_file():
-        raise UserError(f"adapter.start={start} is a run that is not finished, so it has no adapters yet; finish it")
+        raise UserError(
+            f"adapter.start={start} is a run that is not finished, so it has no adapters yet; finish it first, by "
+            "the command that started it"
+        )
     folders = sorted(filter(_holds_adapter, (start / "adapters" if is_run else start).glob("[!.]*")))
     if not folders:
         raise UserError(

@@ -1,7 +1,5 @@
-"""The command line `llm-fed`: thin commands over the library, errors in one or two lines, results on standard output.
-
-What takes seconds to import is imported within a command, so that mistakes are named first.
-"""
+"""The command line `llm-fed`: thin commands over the library, errors in one or two lines, results on standard
+output."""
 
 import sys
 

@@ -89,8 +89,9 @@ def evaluate(
                 from llm_fed.commands.cross import cross_scores
 
                 own = folder == run_dir
-                table = cross_scores(folder, split=split, settings=words, keep=own)
-                print_cross(run_dir if own else None, table, as_json)
+                print_cross(
+                    run_dir if own else None, cross_scores(folder, split=split, settings=words, keep=own), as_json
+                )
                 return
             result = evaluate_run(folder, split=split, settings=words)
         if as_json:
@@ -144,7 +145,7 @@ def audit(
         chosen = [int(word) for word in rounds.split(",")] if rounds else []
     except ValueError as error:
         raise UserError(f"--rounds {rounds} is not a list of rounds; give numbers, e.g. --rounds 1,5") from error
-    from llm_fed.audit import audit as auditing
+    from llm_fed.audit import audit as auditing  # takes seconds, so mistakes are named first
 
     found = auditing.audit(run_dir, rounds=chosen, sample=sample, every=every)
     outcome = {0: "nothing differs", 1: "differs", 3: "not verified"}[found.code]

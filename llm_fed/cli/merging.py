@@ -70,7 +70,7 @@ def merge(
         )
     from llm_fed.settings import configfile
 
-    configfile.keys_of(words[1:] if both else [], "the method")
+    configfile.keys_of(words[1:] if both else [], "the method")  # what follows takes seconds, so mistakes come first
 
     about = words_of({"task.name": task, "task.path": data, "task.template": template, "base.dtype": dtype})
     if fed is not None and local is not None:
@@ -141,7 +141,7 @@ def join(
     weights fitted to the client's examples."""
     from llm_fed.settings import configfile
 
-    configfile.keys_of(settings or [], "the run folder")
+    configfile.keys_of(settings or [], "the run folder")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import join as joining
 
     recipe = joining.join(run_dir, data, out_dir, examples=examples, steps=steps, words=settings or [])

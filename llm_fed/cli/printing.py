@@ -125,7 +125,7 @@ def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:
     """Which rules the column `rule` has, and which methods have a lower mean; nothing without that column."""
     if "rule" not in scores:
         return []
-    from llm_fed.scoring.rules import describe
+    from llm_fed.scoring.rules import describe  # with torch, which mistakes are named without
 
     rule = scores["rule"]
     lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {describe(rule)}"]
@@ -165,7 +165,7 @@ def print_cross(folder: Path | None, cross: dict[str, Any], as_json: bool) -> No
 
 def print_examples(config: Config, folder: Path, most: int, *, fresh: bool, as_json: bool) -> None:
     """The first examples of each client, with what is trained between marks, and in colour where there is one."""
-    from llm_fed.experiment.shown import shown
+    from llm_fed.experiment.shown import shown  # takes seconds, so mistakes are named first
 
     examples = shown(config, folder, most, fresh=fresh)
     if as_json:

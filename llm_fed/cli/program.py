@@ -93,7 +93,7 @@ def _other_ranks() -> Iterator[None]:
     try:
         if launchers.process_rank() is not None:
             launchers.check()
-            from llm_fed.experiment.run import join_launch
+            from llm_fed.experiment.run import join_launch  # takes seconds
 
             others = join_launch()
     except UserError as error:  # each rank says it, as rank 0 may be ended before it could
@@ -122,7 +122,7 @@ def _exit_codes(arguments: list[str]) -> Iterator[None]:
     except RunError as error:
         _stop(error, 1)
     except OSError as error:
-        if error.filename is None and "temporary" in str(error.strerror):
+        if error.filename is None and "temporary" in str(error.strerror):  # as tempfile says it
             _stop(f"{error.strerror}; set TMPDIR to a folder that can be written, then repeat the command", 1)
         if error.errno not in _OF_THE_DISK:
             raise

@@ -114,7 +114,7 @@ def flower(
     config = shipped.find(config)
     loaded = configfile.load(config, settings or [])
     section.check(loaded, data=False)
-    from llm_fed.network import flower_app, limits
+    from llm_fed.network import flower_app, limits  # with torch, so mistakes are named first
 
     limits.check(flower_app.natural(loaded))
     name = flower_app.name_of(config.stem, str(loaded.method["name"]))
@@ -140,7 +140,7 @@ def serve(
     whatever they are asked is answered in one batch."""
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
         raise UserError("llm-fed serve needs FastAPI and uvicorn: pip install 'llm-fed[serve]'")
-    from llm_fed.commands import serve as serving
+    from llm_fed.commands import serve as serving  # what follows takes seconds
     from llm_fed.commands.serving import of_runs
 
     with serving.listening(host, port, api_key) as found:

@@ -24,6 +24,7 @@ from llm_fed.cli.printing import (
     print_warnings,
 )
 from llm_fed.cli.program import app
+from llm_fed.runs.folder import holds_results
 
 if TYPE_CHECKING:
     from llm_fed.eval.variance import Drawn
@@ -75,7 +76,7 @@ def run(
     folder = out_dir or api.default_folder(config, resolved)
     if (finish or goes_on) and not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} holds no run, and {requested[0]} is for one that has begun; leave it out to train")
-    from llm_fed.experiment import run as experiment
+    from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
     from llm_fed.experiment.ending import Ending
 
     if show:
@@ -161,7 +162,10 @@ def compare(
     interrupted comparison."""
     if runs:
         if methods or seeds or draws or jobs != "1" or dry_run:
-            raise UserError("--runs trains nothing; leave out --methods, --seeds, --draws, --jobs and --dry-run")
+            raise UserError(
+                "--runs compares finished runs and trains nothing; leave out --methods, --seeds, --draws, --jobs and "
+                "--dry-run"
+            )
         from llm_fed.commands import finished
 
         found = finished.compare_runs([config, *map(Path, settings or [])])
@@ -177,7 +181,7 @@ def compare(
     at_a_time = int(jobs) if jobs.isdecimal() else jobs
     rows = section.read_rows(config, settings or [], names_of("--methods", methods), numbers, draws or 0)
     rows.check()
-    from llm_fed.commands import compare as comparison
+    from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     if dry_run:

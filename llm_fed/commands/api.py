@@ -225,7 +225,7 @@ def run(
             config = init.completed(config, [*own.words, *words], base, data)
         resolved = resolve(config, words, out, start, own)
         folder = default_folder(config, resolved) if out is None else Path(out)
-        from llm_fed.experiment import run as experiment
+        from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
         from llm_fed.runs.tracking import Reporter
 
         experiment.quiet()
@@ -235,7 +235,7 @@ def run(
         experiment.train(resolved, folder, fresh=fresh, reporter=reporter)
         allowed = list(plugins.named_in(configfile.as_dict(resolved)).values())
         result = replace(open_run(folder, allow=allowed), own=own)
-        hooks.round_ended()
+        hooks.round_ended()  # scores of the test
         hooks.tell("on_end", result)
     return result
 
@@ -277,7 +277,7 @@ def resolve(
             )
         resolved = replace(resolved, adapter=replace(resolved.adapter, start=str(Path(start).resolve())))
     folder = default_folder(config, resolved) if out is None else Path(out)
-    section.check(resolved, data=not (folder / "config.yaml").exists())
+    section.check(resolved, data=not (folder / "config.yaml").exists())  # what is complete needs its data no more
     return resolved
 
 
@@ -377,7 +377,7 @@ def compare(
     with given(own.given):
         rows = section.read_rows(path, words, own.labels, seeds, draws, own)
         rows.check()
-        from llm_fed.commands import compare as comparison
+        from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
         from llm_fed.experiment.run import quiet
 
         quiet()

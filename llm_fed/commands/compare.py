@@ -41,7 +41,7 @@ from llm_fed.settings.paths import public_text
 from llm_fed.tasks import natural
 
 RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
-Jobs = int | str
+Jobs = int | str  # a number, or RAY
 Shares = Sequence[Mapping[str, str]]  # variables of each process
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
 
@@ -109,7 +109,8 @@ def check_jobs(jobs: Jobs, own: OwnObjects) -> None:
         )
     if jobs != 1 and (size := launch.processes()) > 1:
         raise UserError(
-            f"--jobs {jobs} starts processes of its own, but this is one of {size} of a launch; leave one of them out"
+            f"--jobs {jobs} starts processes of its own, but this is one of {size} of a launch, which share each run; "
+            "leave --jobs out, or start the command without a launcher"
         )
 
 
@@ -153,7 +154,7 @@ def _trainings(
 def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     """The table before any score. It builds each row's experiment, which finds mistakes that lie in the base, the
     task or the method, and counts parameters."""
-    metrics: dict[str, str] = {}
+    metrics: dict[str, str] = {}  # by label
     counted: dict[Job, Parameters] = {}  # several rows may start from the same runs
 
     def parameters(job: Job, label: str) -> Parameters:
@@ -222,7 +223,8 @@ def _changed(plan: ComparisonPlan) -> list[str]:
             if isinstance(job.outcome, dict) and splits.tested_alike(job.folder, other.folder) is False:
                 return [
                     f"With seed {seed}, {other.shown} and {job.shown} were tested on other examples, as the data "
-                    "changed in between, so they cannot be compared; another --out runs all anew."
+                    "changed in between, so they cannot be compared; another --out runs all of them on the data as "
+                    "they are."
                 ]
     return []
 

@@ -37,7 +37,7 @@ class ComparisonPlan:
         begun = {config.parent: saved_config(config.parent) for config in configs if holds_results(config.parent)}
         self._contents = Contents()
         self._jobs: dict[str, Job] = {}
-        self.cells: dict[tuple[str, int], Job] = {}
+        self.cells: dict[tuple[str, int], Job] = {}  # by label and seed
         names = _folder_names(self.rows)
         folders = {(label, seed): out / f"{names[label]}-seed{seed}" for label, seed in given.cells}
         planned = {}
@@ -54,7 +54,7 @@ class ComparisonPlan:
         # What `base.dtype: auto` has meant: all runs compute alike, also when another machine continues them.
         own = {folders[cell] for cell, config in planned.items() if config.base.dtype != "auto"}
         auto = next((saved["base"]["dtype"] for folder, saved in begun.items() if folder not in own), None)
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what a user should know before the first run
         self.file = self._settled(paths.absolute(given.file), auto)
         for (label, seed), config in planned.items():
             with in_row(label):
@@ -135,7 +135,7 @@ def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     return names
 
 
-_INDECISIVE = ("checkpoint", "engine", "export", "report", "track")
+_INDECISIVE = ("checkpoint", "engine", "export", "report", "track")  # sections of a configuration
 
 
 def _digest(config: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ def cross_scores(
         f"{n} models on the examples of {n} clients are {n * n} evaluations with {n * examples} answers; --limit N "
         "takes at most N examples of each client"
     )
-    metric = finished(folder)["scores"].get("metric")
+    metric = finished(folder)["scores"].get("metric")  # of the run's own test
     same_rows = all(word.startswith(("eval.limit=", "eval.metric=")) for word in settings)
     alike = split == "test" and experiment.metric == metric and same_rows
     base = read_examples(folder).get("base", {}) if alike else {}

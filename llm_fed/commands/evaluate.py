@@ -61,7 +61,7 @@ def evaluate_run(folder: Path, *, split: str = "test", settings: Sequence[str] =
     rule = rule_line(experiment, best_rules(experiment, split), split)
     found = {"base": _base(folder, experiment, split), "rule": rule}
     known = {kind: line for kind, line in found.items() if line}
-    warnings = finished(folder).get("warnings", [])
+    warnings = finished(folder).get("warnings", [])  # of the run's own test
     scores = _score(experiment, states, split).as_json()
     return {"method": config.method["name"], "scores": scores, **known, "warnings": warnings}
 
@@ -178,7 +178,10 @@ def evaluate_adapter(
         if known and (trained := known.trained(*(client.test for client in loaded.clients.values()))):
             reporter.note(f"{trained} of the examples that are scored were trained on by this adapter's run")
     if adapter is None and not kinds.of(config.base, loaded.base_kind).knows:
-        raise UserError(f"{config.task.name}: a classifier's head is trained with its adapter; give --adapter DIR")
+        raise UserError(
+            f"task.name={config.task.name}: a classifier's head is trained with its adapter, so there is nothing to "
+            "score without one; give --adapter DIR"
+        )
     base = kinds.load(config, loaded, choose_device(config.device))
     if adapter:
         state, structure = peft_folders.read(adapter, base)
@@ -253,5 +256,8 @@ def examples_of(path: Path, task: TaskConfig) -> ClientData:
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
     summary = experiment.score_states(states, split)
     if summary is None:
-        raise UserError(f"no client has a {split} example to be scored on; task.validation=0.1 holds some out")
+        raise UserError(
+            f"no client has a {split} example to be scored on; with task.validation above 0 a validation split is held "
+            "out of the training examples"
+        )
     return summary

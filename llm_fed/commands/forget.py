@@ -112,8 +112,9 @@ def _hindrances(folder: Path, config: Config, client: str) -> dict[str, bool]:
         f"task.partition.kind={config.task.partition.kind} has dealt all rows to its clients, and would deal them anew "
         "without that one's; take these out of the data, and start again with --fresh":
             config.task.partition.kind != "natural",
-        "privacy.clip has hidden its clients. Another answer from the rows of the others would spend their epsilon "
-        "twice, and the difference of the two runs is what the client had added": config.privacy.clip is not None,
+        "privacy.clip has hidden its clients, and epsilon says how well. Another answer from the rows of the others "
+        "would spend their epsilon twice, and the difference of the two runs is what the client had added; train a run "
+        "of the others (task.groups) beside it only if both epsilons together will do": config.privacy.clip is not None,
         f"it was ended by hand after round {ended and ended['round']} of {config.rounds}, which nobody can do again; "
         "--continue trains the rest": ended is not None and not extend.by_rule(ended),
         f"it starts from {origin}, which has learned from that client, too; forget it there first":
@@ -162,11 +163,12 @@ def _without(config: Config, client: str, everybody: Sequence[str]) -> Config:
 def _cost(folder: Path, others: Config) -> str:
     """In rounds, and in steps as the run has needed them."""
     number = len(others.task.groups or ())
+    clients = f"{number} {'client' if number == 1 else 'clients'}"
     parents = {parent.name: folder / "needs" / parent.name for parent in methods.build(others.method).parents}
     works = [read_work(index) for index in [folder, *parents.values()] if is_finished(index)]
     steps = sum(work.steps for work in works)
     first = f"; the runs that it merges ({', '.join(parents)}) are trained first" if parents else ""
-    return f"{others.rounds:,} rounds, about {round(steps * number):,} steps of the other {number} in all{first}"
+    return f"{others.rounds:,} rounds with {clients}, about {round(steps * number):,} steps of theirs in all{first}"
 
 
 def _hidden(others: Config, record: Record) -> frozenset[str]:

@@ -26,7 +26,6 @@ from llm_fed.commands.known_base import KnownBase, Tell, rates_of
 from llm_fed.kinds.sequences import head_for, named_labels
 from llm_fed.models import loading
 from llm_fed.models.families import writes
-from llm_fed.models.rotary import context as context_of
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
@@ -44,14 +43,14 @@ STEPS, ROUNDS = (4, 40), (5, 50)  # least and most; a round has half a pass wher
 # Of texts with labels, where the base is an encoder or has a classification head.
 LABEL_PASSES, LABEL_BATCH = 10, 16
 CLASSES = 20  # different whole numbers up to which they are taken for classes
-MOST_LABELS = 100
+MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up
-RIVALS = ("fedit", "fedlora", "fedalt")
+RIVALS = ("fedit", "fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
 # Model types that have layers q_proj and v_proj, on which adapters go.
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
-FEW = 10
-SHOWN = 6
+FEW = 10  # training examples of a client, below which it is named
+SHOWN = 6  # clients in a line
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Workload:
     def of(cls, sizes: Sequence[int], passes: int, batch: int) -> Workload:
         """For clients with so many training examples."""
         middle = median(sizes)
-        one_pass = max(1.0, middle / batch)
+        one_pass = max(1.0, middle / batch)  # in steps
         wanted = one_pass * passes
         steps = _within(STEPS, math.ceil(max(min(one_pass / 2, STEPS[1] / 2), wanted / ROUNDS[1])))
         rounds = _within(ROUNDS, math.ceil(wanted / steps))
@@ -84,10 +83,10 @@ class Draft:
     """A configuration as text, and what was seen."""
 
     text: str
-    findings: dict[str, str]
+    findings: dict[str, str]  # what -> words
     warnings: list[str]
     method: str
-    compared: tuple[str, ...]
+    compared: tuple[str, ...]  # the rows of its comparison
     answers: bool = True  # whether one can chat with its models
 
 
@@ -117,7 +116,8 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
     if known.problem:
         warnings.append(
             f"{base} cannot be loaded here: {known.problem}. It is taken for a language model that writes texts, whose "
-            "lengths and template are unknown, so give init again with the base at hand"
+            "lengths and template are unknown: the file leaves task.max_length and eval.max_new_tokens at their "
+            "defaults, so give init again with the base at hand"
         )
     enough, about_lengths, longer = _lengths(sample, known, template, survey.number(data))
     warnings += longer
@@ -210,12 +210,12 @@ def are_numbers(labels: Sequence[str]) -> bool:
 def _lengths_of_texts(examples: Sequence[Example], known: KnownBase) -> tuple[int | None, str, bool]:
     """The largest length to set, what was seen in words, and whether texts have to be cut."""
     tokenizer = known.tokenizer
-    assert tokenizer is not None
+    assert tokenizer is not None  # where there is a configuration
     pairs = any(example.pair for example in examples)
     first = [str(example.prompt) for example in examples]
     made = tokenizer(first, [example.pair for example in examples] if pairs else None).input_ids
     lengths = sorted(map(len, made))
-    limits = known.config and context_of(known.config), tokenizer.model_max_length
+    limits = known.context, tokenizer.model_max_length
     limit = min((value for value in limits if isinstance(value, int) and value > 0), default=lengths[-1])
     words = f"{lengths[len(lengths) // 2]} tokens (median), {lengths[-1]} at most"
     cut = lengths[-1] > limit
@@ -348,7 +348,10 @@ def about_sizes(data: TaskData) -> list[str]:
     if few:
         each = [f"{name} ({count})" for name, count in sorted(few.items(), key=lambda item: item[1])]
         have = "has" if len(few) == 1 else "have"
-        lines.append(f"{listed(each, SHOWN)} {have} fewer than {FEW} training examples: too few to learn from alone")
+        lines.append(
+            f"{listed(each, SHOWN)} {have} fewer than {FEW} training examples: too few to learn from alone, and to be "
+            "scored on"
+        )
     lacking = {
         taking_part.LEFT_OUT: [id for id in data.everybody if id not in data.clients],
         f"{taking_part.ONLY_TESTED}, or left out by methods of personal models":
@@ -370,8 +373,8 @@ def _lengths(
     """Enough for the examples, `total` in all, what was seen in words, and warnings; of an unknown base nothing."""
     if known.tokenizer is None:
         return None, "", []
-    assert known.config is not None  # as there is a tokenizer
-    context = context_of(known.config)
+    context = known.context
+    assert known.config is not None  # where there is a tokenizer
     by_client, note = survey.lengths(sample, known.tokenizer, template, known.config.vocab_size)
     found, whole = survey.limits(by_client, context), sorted(length for own in by_client.values() for length, _ in own)
     words = f"{whole[(len(whole) - 1) // 2]} tokens (median), {whole[-1]} at most"

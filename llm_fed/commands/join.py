@@ -91,7 +91,7 @@ def _personal(
     """The new client's adapter, its structure, and how it was made. `known`: the rows that the run knows, so that none
     is held out that it has trained on."""
     name, method = client.client, methods.build(config.method)
-    assert isinstance(offered.structure, Lora)
+    assert isinstance(offered.structure, Lora)  # a pool holds adapters
     held_out, start = (config.task.validation, config.start) if isinstance(method, Merge) else (0.0, None)
     (divided,) = ByContent(config.seed, known).hold_out([ClientData(name, client.test)], "validation", held_out)
     alone, task = _alone(config, offered.structure, start), TaskData("files", "rouge1", {name: divided})

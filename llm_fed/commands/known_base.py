@@ -11,11 +11,12 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 
 from llm_fed.basics.errors import UserError
+from llm_fed.models.rotary import context
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-WAIT = 5.0
+WAIT = 5.0  # seconds for the Hub's first answer
 
 SMALL = 1024  # the hidden size below which a model learns with larger steps
 # docs/results/desks.md has what was measured. Larger steps than MIDDLE were not tried with preferences or labels.
@@ -39,6 +40,10 @@ class KnownBase:
     tokenizer: PreTrainedTokenizerBase | None = None
     config: PretrainedConfig | None = None
     problem: str = ""
+
+    @property
+    def context(self) -> int | None:
+        return None if self.config is None else context(self.config)
 
 
 def look_up(name: str, tell: Tell = lambda line: None) -> KnownBase:
@@ -74,7 +79,7 @@ def _from_hub(name: str, id: str, tell: Tell) -> KnownBase:
 
 
 def _read(name: str, folder_or_id: str, *, local: bool) -> KnownBase:
-    from llm_fed.models.loading import explain, read_settings, read_words
+    from llm_fed.models.loading import explain, read_settings, read_words  # seconds
 
     try:
         config, tokenizer = read_settings(folder_or_id, local=local), read_words(folder_or_id, local=local)

@@ -41,7 +41,7 @@ from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record, together
 from llm_fed.tasks.splits import ByContent
 
-OPTIONS = ("--fed", "--local")
+OPTIONS = ("--fed", "--local")  # the two parents, in their order
 RUN_FILES = ("config.yaml", "metrics.jsonl", SPLITS, "summary.json")  # the last one makes it a finished run
 
 # Two adapters of one initialisation have A's that lie close, two of independent ones are sqrt(2) = 1.41 apart (the
@@ -54,7 +54,7 @@ class MergeParent:
     """One of the two parents: a run, at a round or as exported, or a PEFT folder."""
 
     place: Place
-    config: Config | None
+    config: Config | None  # of a run
 
     @classmethod
     def parse(cls, option: str, text: str) -> MergeParent:
@@ -98,7 +98,7 @@ class MergeParent:
             return states, (saved_summary(view) or {}).get("round")
 
 
-Parents = dict[str, MergeParent]
+Parents = dict[str, MergeParent]  # by option
 
 
 def merge_adapters(
@@ -126,7 +126,7 @@ def merge_adapters(
     reporter = Reporter()
     if (out / "checkpoints").exists():
         raise UserError(f"{out} is the folder of a run, whose files the merge would replace; give another --out")
-    methods.merger(method)
+    methods.merger(method)  # its name is checked before the folders are read
     parents = {option: MergeParent.parse(option, text) for option, text in zip(OPTIONS, (fed, local), strict=True)}
     records = [splits.recall_around(parent.place.folder) for parent in parents.values()]
     known = together([record for record in records if record is not None])
@@ -149,7 +149,7 @@ def merge_adapters(
     merge(experiment, given)
     work = {id: experiment.method.personalize(site, None) for id, site in experiment.clients.items()}
     states = experiment.runtime.run(work)
-    if scores_in(out) is not None:
+    if scores_in(out) is not None:  # of an earlier merge
         for name in (*reversed(RUN_FILES), CROSS, "report.html"):
             (out / name).unlink(missing_ok=True)
     recipes = {id: origins[id] | experiment.method.recipe(site) for id, site in experiment.clients.items()}
@@ -278,7 +278,10 @@ def _common_structure(parents: Parents, base: Kind) -> Lora:
     structures = {option: parent.structure(base) for option, parent in parents.items()}
     fed, local = structures.values()
     if fed.dora or local.dora:
-        raise UserError("--fed and --local are DoRA adapters, which no merge can weigh; train with adapter.dora=false")
+        raise UserError(
+            "--fed and --local are DoRA adapters, whose magnitudes no merge can weigh; train with adapter.dora=false, "
+            "or use one of the two as it is"
+        )
     layers = {option: adapted(base.model, structure) for option, structure in structures.items()}
     alone = {*layers["--fed"]} ^ {*layers["--local"]}
     differ = [f"layers ({min(alone)} is one of a single one)"] if alone else []
@@ -315,7 +318,7 @@ def _write_run(
         if value:
             files[name] = json.dumps(checksum.added(value), ensure_ascii=False)
     for name in RUN_FILES:
-        if (out / name).is_dir():
+        if (out / name).is_dir():  # of a client of this name
             raise UserError(f"{out / name} is the model of a client, so the merge cannot be opened as a run")
     for name, text in files.items():
         write_result(out / name, text.encode())

@@ -79,7 +79,10 @@ def _check_heads(folders: Sequence[Path], parents: Sequence[Factors]) -> None:
     named = list(zip(map(labels.read_labels, folders), heads, strict=True))
     for folder, each in zip(folders, named, strict=True):
         if each != named[0]:
-            raise UserError(f"{folders[0]} and {folder} have heads of different labels or layers, which do not merge")
+            raise UserError(
+                f"{folders[0]} and {folder} have heads of different labels or layers, of which there is no mean; merge "
+                "adapters of one task"
+            )
 
 
 def _beside(folders: Sequence[Path], origins: Mapping[str, Origin | None], reporter: Reporter) -> dict[str, bytes]:

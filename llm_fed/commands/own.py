@@ -83,7 +83,7 @@ class OwnObjects:
     def laid_over(self, config: Config, label: str = "") -> Config:
         """The configuration, of a row of a comparison that of its `label`, with the names of the objects. UserError: it
         names something else instead of one."""
-        names = {key: name for key, name in reversed([*self.given])}
+        names = {key: name for key, name in reversed([*self.given])}  # the first of each key
         if "task.name" in names:
             task = config.task
             if task.path is not None:

@@ -22,8 +22,8 @@ from llm_fed.runs.reading import exported, finished
 if TYPE_CHECKING:
     from llm_fed.commands.api import Result
 
-_NAME = re.compile(r"(.+)@(\d+)")
-SECONDS = 120
+_NAME = re.compile(r"(.+)@(\d+)")  # of what was published: client, round
+SECONDS = 120  # in which an adapter is loaded, or answers
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Publisher:
     callbacks=[Publisher(...)])`): each round when the next one is trained, as it then has a checkpoint, and the
     result."""
 
-    run: str
+    run: str  # its folder, or RUN@ROUND
     url: str  # of a server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true on a machine that sees `out`
     out: Path | None = None  # for the copies that the server loads, `out/ROUND/CLIENT` (default: `RUN/published`)
-    key: str = ""
+    key: str = ""  # of the server, if it has one
 
     def on_round(self, line: Mapping[str, Json]) -> None:
         if rounds_in(Place.parse(self.run).folder / "checkpoints"):

@@ -35,7 +35,7 @@ def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
         )
     lines = read_records(folder / "fedmerge" / "metrics.jsonl")
     weights = weights_after(lines, results["fedmerge"]["round"])
-    assert weights is not None
+    assert weights is not None  # FedMerge reports them every round
     groups = [f"group {synthetic.group(client) + 1}" for client in weights["clients"]]
     plot_weights(folder / "merging_weights.png", weights["clients"], weights["values"], groups=groups)
     return results

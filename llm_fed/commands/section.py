@@ -20,12 +20,12 @@ from llm_fed.settings.config import Config
 class Rows:
     """What is compared: rows times seeds."""
 
-    file: Config
-    rows: dict[str, list[str]]
+    file: Config  # without the words of any row
+    rows: dict[str, list[str]]  # by label: the words of the row alone
     seeds: list[int]
-    cells: dict[tuple[str, int], Config]
-    budget: float | None
-    own: OwnObjects
+    cells: dict[tuple[str, int], Config]  # by label and seed
+    budget: float | None  # see `Section`
+    own: OwnObjects  # instead of names, which must be at hand
 
     def check(self) -> None:
         """`check` of every row; its errors say in which row they were made."""
@@ -42,7 +42,7 @@ def check(config: Config, *, data: bool = True) -> None:
     if data:
         paths.check("task.path", config.task.path, config.task.name)
         paths.check("task.server.path", config.task.server.path, config.task.server.name)
-    from llm_fed import methods, tasks
+    from llm_fed import methods, tasks  # with torch, but not with transformers or datasets
 
     methods.build(config.method)
     for key, name in (("task.name", config.task.name), ("task.server.name", config.task.server.name)):
@@ -110,14 +110,17 @@ def _check_drawn(config: Config) -> None:
     """Refuse a federation or a training that would be the same in every draw."""
     for part, seed in (("federation", config.seeds.federation), ("training", config.seeds.training)):
         if seed is not None:
-            raise UserError(f"seeds.{part}={seed} is the same in every draw; leave it out, or give --seeds")
+            raise UserError(
+                f"seeds.{part}={seed} is the same in every draw, but --draws makes a new federation and a new training "
+                "for each; leave it out, or give --seeds"
+            )
 
 
 @dataclass(frozen=True)
 class Section:
     """The `compare` section of a file; empty without one."""
 
-    rows: dict[str, list[str]]
+    rows: dict[str, list[str]]  # label -> words
     seeds: list[int]
     budget: float | None = None  # MB (2^20 bytes) that all clients together may send and receive in a run
 

@@ -27,7 +27,7 @@ from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import Config
 from llm_fed.tasks.control import without_surrogates
 
-BASE = "base"
+BASE = "base"  # the model without an adapter
 
 
 class Busy(Exception):
@@ -39,7 +39,7 @@ class Wanted:
     """What a request wants of an answer."""
 
     most: int | None = None  # tokens; None: as the model's folder says
-    sampling: Sampling | None = None
+    sampling: Sampling | None = None  # None: greedy, as scored
     likeliest: int | None = None  # alternatives to each token, with log-probabilities; None: none are told
 
 
@@ -48,7 +48,7 @@ class Served:
     """A model with a name."""
 
     personal: Personal
-    batch: int
+    batch: int  # of the server
     row: int  # of the bank of that batch
 
 

@@ -17,9 +17,9 @@ from llm_fed.tasks.common import Example, TaskData, text_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SAMPLE = 2000
-FEW_LABELS = 20
-BLOCK = 32
+SAMPLE = 2000  # examples whose tokens are measured
+FEW_LABELS = 20  # different answers that look like labels
+BLOCK = 32  # tokens that a length is rounded up to
 FAR = 4  # times as long as nine of ten examples: beyond this an example is far out
 FEW, FAR_OF_FEW = 10, 10  # of fewer examples one may well be a little longer
 MOST = 5  # examples of a client from which on it is known how long they are
@@ -29,8 +29,8 @@ MOST = 5  # examples of a client from which on it is known how long they are
 class LengthLimits:
     """Which lengths of examples a run should have room for: nearly all, but not the few that are far out."""
 
-    longest: int
-    answer: int
+    longest: int  # of prompt and answer together, in tokens
+    answer: int  # of an answer
     skipped: Mapping[str, int]  # by client that has any: how many examples are longer
 
 
@@ -83,7 +83,7 @@ def lengths(
     """By client the tokens of each example, as it will be trained, and of its answer alone; and what is not read as it
     stands, in words. UserError: an example cannot fill the template, or has a token without an embedding. `rows`: of
     the base's embedding, if they are known."""
-    from llm_fed.kinds.encoding import Encoder
+    from llm_fed.kinds.encoding import Encoder  # seconds
 
     pairs = all(each.rejected for examples in chosen.values() for each in examples)
     objective = ObjectiveConfig("dpo" if pairs else "sft")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llm_fed.bench.build import Experiment
     from llm_fed.method.site import Site
 
-Line = Mapping[str, Any]
+Line = Mapping[str, Any]  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Baseline:
 class Baselines:
     """What the runs of one command have scored so far, so that those with the same data and base do so once."""
 
-    _bases: dict[str, _Baseline] = field(default_factory=dict)
+    _bases: dict[str, _Baseline] = field(default_factory=dict)  # see `shared_by`
     _first: dict[tuple[str, str], Summary | None] = field(default_factory=dict)  # of round 0, by the same and split
 
     def remember(self, config: Config, summary: Line, folder: Path) -> None:

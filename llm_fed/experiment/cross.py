@@ -44,6 +44,11 @@ class CrossPlan:
     limit: int | None = None
     why: str = ""
 
+    @property
+    def answers(self) -> int:
+        """How many, beside those of the test, which are the diagonal."""
+        return (len(self.clients) - 1) * sum(self.sizes[id] for id in self.clients) if self.clients else 0
+
     def describe(self) -> str:
         if not self.clients:
             return f"none: {self.why}" if self.why else ""
@@ -52,7 +57,7 @@ class CrossPlan:
         each = f" of at most {self.limit}" if self.limit else ""
         return (
             f"{n} models on the test examples{each} of {n} clients{sample}: {n * n - n} evaluations beside the test, "
-            f"with {(n - 1) * sum(self.sizes[id] for id in self.clients):,} answers"
+            f"with {self.answers:,} answers"
         )
 
 

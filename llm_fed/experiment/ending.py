@@ -59,7 +59,10 @@ def check_begun(run: Run, why: str) -> None:
     """Refuse to finish a run with what there is where there is nothing. UserError: no round of it, or of a run that it
     starts from, has a checkpoint. `why`: how the user requested it."""
     if not extend.rounds_done(run.folder) or not run.continues:
-        raise UserError(f"{why} ends a run, but {run.folder} has no checkpoint of any round; leave it out to train")
+        raise UserError(
+            f"{why} finishes a run with the rounds that it has, but {run.folder} has no checkpoint of any round; leave "
+            "it out to train"
+        )
 
 
 def check_scored(experiment: Experiment) -> None:

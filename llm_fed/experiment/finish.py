@@ -39,7 +39,7 @@ _SAMPLED = 50  # clients with sample predictions; of more, the first: a page of 
 OWN_STEPS = "own steps"
 UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "
-    "refused or late, or fewer than the method waits for (such as method.buffer)"
+    "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
 )
 
 
@@ -136,7 +136,7 @@ def deliver(
     if summary:
         run.log(record)
     for path in (run.folder / "adapters").glob("*"):
-        if path.name not in written and path.is_dir():
+        if path.name not in written and path.is_dir():  # of an earlier end of this run
             remove(path)
     config_text = checksum.uncommented(read_file(run.folder / "config.yaml").decode())
     spent = spent_of(run.records())

@@ -40,7 +40,7 @@ class Job:
     method: Method
     folder: Path
     shown: str  # the folder as the table names it, seen from where the table lies
-    contents: Contents
+    contents: Contents  # of the files that all runs name
     parents: dict[str, Job] = field(default_factory=dict)  # by name: the runs that a merge starts from
     outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
 

@@ -45,7 +45,7 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
     if type(method).pool is not Method.pool:
         structure = method.wrap(base.structure(config.adapter), None)
-        assert structure.plain
+        assert structure.plain  # they are merged as they are
         models = method.pool(_server_state(folder, round))
         members = {f"model {j}": model for j, model in enumerate(models)}
         return Pool(members, structure, f"the {len(models)} models of {name}'s server after round {round}")

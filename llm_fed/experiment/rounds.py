@@ -32,7 +32,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.state import State
 
-LATEST = "latest"
+LATEST = "latest"  # the newest round that a run has kept
 _TRIES = 5  # to read a checkpoint beside a process that replaces it by a newer one
 At = int | str
 
@@ -100,7 +100,7 @@ def models_at(folder: Path, at: At, reporter: Reporter | None = None) -> RoundMo
     config, reporter = read_config(folder), reporter or Reporter()
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal models are on the clients' machines")
-    _round(folder, config, at)
+    _round(folder, config, at)  # before anything is loaded
     rows = splits.known(folder, config)
     experiment = prepare(config, Reporter(Console(quiet=True)), known=rows.all)
     with signs.part("the models of a round"):

@@ -25,7 +25,7 @@ from llm_fed.settings.config import Config
 from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged
 from llm_fed.tasks.templates import filled, template_of
 
-BEGINS, ENDS = ">>>", "<<<"
+BEGINS, ENDS = ">>>", "<<<"  # around what is trained, in a terminal
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class ShownExample:
 
     client: str
     split: str
-    text: str
-    input_ids: list[int]
+    text: str  # of all its tokens
+    input_ids: list[int]  # (T)
     target: list[bool]  # (T): whether it counts in the loss; of a split that is scored, whether it is requested
-    stop_token_ids: list[int]
+    stop_token_ids: list[int]  # that end an answer
 
     def marked(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
         """The text in pieces, and of each whether it is a target."""

@@ -37,9 +37,9 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import plugins
 from llm_fed.settings.configfile import as_dict, from_dict
 
-LOGS = "logs"
+LOGS = "logs"  # the folder, beside the runs, of what they print
 _GRACE = 5.0  # seconds in which a process may leave what it does; then it ends in the midst of it
-_POLL = 0.1
+_POLL = 0.1  # seconds
 # Not `-m`, which would look for all modules in the current folder first.
 _START = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -56,7 +56,7 @@ class RunProcess(Protocol):
         """Tell it to end."""
 
 
-Start = Callable[[Mapping[str, Any], Path], RunProcess]
+Start = Callable[[Mapping[str, Any], Path], RunProcess]  # from what `perform` takes, and the log
 
 
 class Process(subprocess.Popen[bytes]):

@@ -55,7 +55,10 @@ class Simulation:
         """Refuse what cannot be done, before the folder is looked at."""
         ranks = other_ranks()
         if ranks and config.base.device_map:
-            raise UserError(f"base.device_map=auto gives one process all GPUs, and there are {ranks.size}; start one")
+            raise UserError(
+                f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
+                "leave it out"
+            )
 
     def turn(self, reporter: Reporter) -> AbstractContextManager[None]:
         """Within, this process works on the run."""

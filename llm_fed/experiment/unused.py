@@ -22,7 +22,7 @@ class Rule:
 
     key: str
     counts: Callable[[Config], bool]
-    beside: str
+    beside: str  # what these others are
 
 
 def _partition(kinds: tuple[str, ...]) -> Callable[[Config], bool]:

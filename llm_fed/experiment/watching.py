@@ -86,7 +86,7 @@ def believed(said: Mapping[str, Mapping[str, Any]], names: Collection[str]) -> l
         for kind, figures in kinds.items():
             known = _figures(figures, names) if kind in KINDS and isinstance(figures, dict) else {}
             with suppress(KeyError, TypeError, ValueError):
-                warning(kind, {client: known})
+                warning(kind, {client: known})  # which needs all of them
                 found.setdefault(kind, {})[client] = known
     return [warning(kind, found[kind]) for kind in KINDS if kind in found]
 

@@ -43,8 +43,8 @@ class Saved:
     """A checkpoint as it was read."""
 
     round: int
-    state: Any
-    rows: Rows
+    state: Any  # the message given to `save`
+    rows: Rows  # the rows given to `save`
     store: RowStore
 
     def memory(self, owner: str) -> Memory:

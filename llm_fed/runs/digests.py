@@ -35,7 +35,7 @@ from llm_fed.state.wire import Message, pack
 
 FILE = "digests.jsonl"
 DELIVERED = "delivered.json"
-_APART = {FILE, DELIVERED, "metrics.jsonl", secrecy.FILE}
+_APART = {FILE, DELIVERED, "metrics.jsonl", secrecy.FILE}  # not in delivered.json
 _OTHERS = ("trackers", "needs")  # logs of other programs, and runs with digests of their own: only that they are there
 _PASSING = re.compile(r"\.lock(\.\d+|\.lease)?|\..*\.(partial|replaced)")  # locks, and what a kill may leave
 Write = Callable[[Path, Mapping[str, Json]], None]
@@ -81,8 +81,8 @@ def delivered(folder: Path) -> dict[str, str]:
 class Digests:
     """Writes the chain of one run."""
 
-    path: Path
-    write: Write
+    path: Path  # FILE of its folder
+    write: Write  # appends a line to a file
     _sent: dict[str, str] = field(default_factory=dict)
     _last: dict[str, Any] = field(default_factory=dict)  # the line before, since `rewind`
 

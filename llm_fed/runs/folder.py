@@ -84,7 +84,7 @@ class Run:
     checkpoints: Checkpoints  # from `begin` on
     digests: digests.Digests  # from `begin` on
     saved: dict[str, Any] | None = None  # the configuration with which the run was begun or continued last
-    before: Config | None = None
+    before: Config | None = None  # the same, where it is continued with another one
     changes: Sequence[str] = ()
     continues = False  # the folder holds a run that goes on
     reached = 0  # the round of its newest checkpoint
@@ -171,7 +171,7 @@ class Run:
                 cut_file(self._timing_file, read_file(self._timing_file).rfind(b"\n") + 1)
 
     def _compare(self, saved: dict[str, Any]) -> None:
-        if holds_results(self.folder) and self.config.base.dtype == "auto":
+        if holds_results(self.folder) and self.config.base.dtype == "auto":  # it means what it has meant before
             self.config = replace(self.config, base=replace(self.config.base, dtype=saved["base"]["dtype"]))
         recorded = inputs.read(self.folder)
         self.moved = translated(saved, recorded, self.config, self.contents)
@@ -215,7 +215,7 @@ class Run:
         """What hides data is drawn from it; `begin` writes it down. One that lies in a folder without a run is used.
         RunError: it is damaged, or of a run that goes on it is not there."""
         if not self.config.privacy.draws:
-            return Secret.fresh()
+            return Secret.fresh()  # nothing is drawn from it
         if self.continues and holds_results(self.folder) and (why := secrecy.missing(self.folder)):
             raise RunError(f"{why}; put the file back, or start again with --fresh")
         replaced = not self.continues and (self.folder / "config.yaml").exists()

@@ -72,6 +72,6 @@ class Frames:
 
 
 def _frame(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
-    import pandas as pd
+    import pandas as pd  # takes a second to import
 
     return pd.DataFrame([{key: row.get(key) for key in columns} for row in rows], columns=list(columns))

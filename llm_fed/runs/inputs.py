@@ -24,8 +24,8 @@ FILE = "inputs.json"
 Files = Mapping[str, str]  # by path below what is named, the SHA-256; a file that is named itself has the path "."
 
 KEYS = ("base.name", "task.path", "task.server.path")
-_AT_ONCE = 8
-_NAMED = 3
+_AT_ONCE = 8  # files that are read at the same time
+_NAMED = 3  # files that a message names
 # What transformers reads of a base's folder; all else there may change.
 _BASE_NAMES = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",

@@ -88,7 +88,10 @@ def check_beginning(path: Path, mark: int, expected: str | None = None) -> int:
             "with --fresh."
         )
     if mark and expected is not None and digest(path, mark) != expected:
-        raise RunError(f"{path} is damaged: its first {mark} bytes have changed; put them back, or give --fresh")
+        raise RunError(
+            f"{path} is damaged: its first {mark} bytes are not what they were at the checkpoint. "
+            "Put the file back as it was, or start again with --fresh."
+        )
     return length
 
 

@@ -29,7 +29,7 @@ class RowStore:
             for leftover in folder.glob(".*.partial"):
                 leftover.unlink()
         self.folder, self._beside = folder, beside
-        self._unsynced: set[Path] = set()
+        self._unsynced: set[Path] = set()  # files that a power failure may still damage
         self._named: Counter[str] = Counter()  # by name, how many rows that somebody holds have this file
 
     def row(self, data: bytes) -> StoredRow:
@@ -74,7 +74,7 @@ class StoredRow:
 
     def __init__(self, store: RowStore, data: bytes | None, name: str | None = None):
         self._store, self._data, self._name = store, data, name
-        self._digest: str | None = None
+        self._digest: str | None = None  # once somebody has asked
         if name:
             store._named[name] += 1
 

@@ -69,7 +69,7 @@ class ScoresShape(Shape):
     clients: Scores = {}
     mean: Score = 0
     worst_half: Score = 0
-    std: Score = 0
+    std: Score = 0  # earlier versions had none
     loss: float | None = None
     losses: dict[Name, float | None] = {}
     unscored: Names = []

@@ -29,7 +29,7 @@ HOOKS = ("on_step", "on_round", "on_scores", "on_end")
 _LISTED = ", ".join(HOOKS)
 
 
-_WORDS = {
+_WORDS = {  # parts of a round, and what is said of them
     "broadcast": "preparing the messages",
     "local": "training at the clients",
     "collect": "collecting the answers",
@@ -58,7 +58,7 @@ class Pace:
 
     rounds: int = 0
     number: int = 0
-    inside: bool = False
+    inside: bool = False  # a round
     done: int = 0
     loss: float | None = None
     parts: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class Reporter(signs.Listener):
         self.console = console or Terminal(stderr=True)
         self.pace = Pace()
         self._interval, self._clock = interval, clock
-        self._lock, self._printed = threading.RLock(), time.monotonic()
+        self._lock, self._printed = threading.RLock(), time.monotonic()  # when the last line was printed
         self._working = False
         self._stamped = False  # whether lines begin with the time
         self._status: Status | None = None

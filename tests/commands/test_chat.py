@@ -195,10 +195,12 @@ def test_a_tag_in_a_question_or_spelled_in_an_answer_opens_no_reasoning():
     assert generation.answer_text(plain, [1], spelled) == "<think>hm"
 
 
-def test_half_a_character_is_read(finished, capsys):
+def test_half_a_character_is_told(finished, capsys):
     chat = chatting.of_run(finished, None)
     chatting.talk(chat, script("w20 \ud83d", "w20"), shows_help=False)
-    assert len(capsys.readouterr().out.split()) > 1
+    said = capsys.readouterr()
+    assert said.err.count("A half of a character (a lone surrogate) is read as U+FFFD.") == 1
+    assert len(said.out.split()) > 1
 
 
 def test_the_command(small, finished, llm_fed, monkeypatch):

@@ -131,7 +131,7 @@ def test_nothing_in_the_folder_is_of_the_client(own, tmp_path, llm_fed):
         hidden.append(path.read_bytes()[-64:])
     assert len(hidden) > 5 and all(any(each in data for data in everything(old).values()) for each in hidden[:3])
     said = llm_fed("forget", old, "--client", "cyd")
-    assert said.code == 0 and "2 rounds, about 8 steps of the other 2 in all" in said.err.splitlines()[0]
+    assert said.code == 0 and "2 rounds with 2 clients, about 8 steps of theirs in all" in said.err.splitlines()[0]
     assert "cannot take back" in said.out and "llm-fed push" in said.out and str(own.data) in said.out
     for name, data in everything(old).items() | {"names": "\n".join(everything(old)).encode()}.items():
         assert not [each for each in hidden if each in data], name

@@ -229,7 +229,7 @@ def test_steps_that_are_for_validation_examples_do_without_them_at_a_client(smal
     (tmp_path / "b").mkdir()
     bare = config(small, tmp_path / "b", {"ada": {"train": 4, "test": 2}}, task={"validation": 0.0})
     refused = llm_fed("run", bare, "method=grid", "--out", tmp_path / "bare")
-    refused.assert_refused("ask for validation examples, but no client has any; set task.validation")
+    refused.assert_refused("ask for validation examples of the clients, but none has any; set task.validation above 0")
 
 
 def test_the_best_round_is_that_of_the_clients_with_validation_examples(small, tmp_path):

@@ -140,7 +140,7 @@ def test_of_more_than_eight_clients_a_sample_is_asked_unless_all_are_wanted():
     base = {"name": str(ASSETS / "tiny-base"), "dtype": "float32"}
     tree = {"base": base, "task": {"name": "planted"}, "method": {"name": "local"}, "device": "cpu"}
     plan = cross.planned(built(tree))
-    assert len(plan.clients) == 8 and plan.of == 12 and plan.limit == 50
+    assert len(plan.clients) == 8 and plan.of == 12 and plan.limit == 50 and plan.answers == 8 * 7 * 50
     assert "(a sample of 12; eval.cross=true takes all)" in plan.describe()
     every = cross.planned(built({**tree, "eval": {"cross": True, "limit": 20}}))
     assert len(every.clients) == 12

@@ -212,6 +212,8 @@ def test_the_doctor_says_so(tmp_path):
     place = relabelled(tiny_base.folder(tmp_path / "base"), model_type="bert")
     with pytest.raises(UserError, match="its tokens see later ones"):
         known_of(str(place))
+    clean = {finding["what"]: finding["found"] for finding in known_of(str(tiny_base.folder(tmp_path / "llama")))}
+    assert clean["answers in batches"].startswith("prompts of any length together")
 
 
 def test_an_encoder_that_is_a_decoder_can_be_a_base():
