@@ -43,6 +43,7 @@ Settings = Annotated[
 ]
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
 FEW = 20  # of so many clients each has a row
+LOWEST = 5  # clients with the lowest scores that are named where not all are
 out = Terminal()
 
 
@@ -105,6 +106,10 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
             means = (score.get("beside", {}).get(what, {}).get("mean") for score in shown.values())
             table.add_row(what, *("-" if mean is None else f"{mean:.4g}" for mean in means))
     out.print(table)
+    for name, score in known.items() if many else ():
+        if name not in ("base", "rule"):
+            lowest = sorted(score["clients"].items(), key=lambda item: item[1])[:LOWEST]
+            out.print(f"lowest of {name}: " + ", ".join(f"{client} {number:.1f}" for client, number in lowest))
     if any(client not in undefined for client in unscored):
         out.print(NOT_SCORED)
     if undefined:

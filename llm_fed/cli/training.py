@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,11 +23,13 @@ from llm_fed.cli.printing import (
     print_result,
     print_scores,
     print_warnings,
+    program_name,
 )
 from llm_fed.cli.program import app
 from llm_fed.runs.folder import holds_results
 
 if TYPE_CHECKING:
+    from llm_fed.eval.tables import Table
     from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
     from llm_fed.experiment.job import Job
@@ -111,9 +114,16 @@ def quickstart(
     for result in results.values():
         print_warnings({"warnings": result.get("warnings", ())})
     finished = out_dir / "fedmerge"
-    out.print(f"report (open it in a browser): {finished / 'report.html'}")
-    out.print(f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {finished / 'adapters'}")
-    out.print("README.md shows how to train on your own data.")
+    program, run_dir = program_name(), shlex.quote(str(finished))
+    out.print(
+        f"report (open it in a browser): {finished / 'report.html'}\n"
+        f"merging weights: {out_dir / 'merging_weights.png'}; personal adapters: {finished / 'adapters'}\n"
+        "Next steps:\n"
+        f"  {program} eval {run_dir} --split validation  # score the adapters on the validation examples\n"
+        f"  {program} export {run_dir} {shlex.quote(str(out_dir / 'copies'))}  # copy the adapters as PEFT folders\n"
+        f"  {program} methods  # list all methods\n"
+        "README.md shows how to train on your own data."
+    )
 
 
 @app.command(rich_help_panel="Train and compare")
@@ -190,9 +200,25 @@ def compare(
         return
     table = comparison.compare(rows, folder, jobs=at_a_time)
     written = f"table.html, table.md, table.csv, table.json, its pictures and the runs are in {folder}"
-    print_result(table.as_json(), [*table.for_terminal(), written], as_json)
+    print_result(table.as_json(), [*table.for_terminal(), written, *_chosen(table, folder)], as_json)
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; give the same command again to retry")
+
+
+def _chosen(table: Table, folder: Path) -> list[str]:
+    """Which row validation examples choose, and what to do with its models; nothing where there is no choice."""
+    from llm_fed.scoring.scores import reads_texts
+
+    scores = table.by_validation
+    if len(scores) < 2:
+        return []
+    best, *others = (f"{label} ({mean:.1f})" for label, mean in scores.items())
+    row = next(row for row in table.rows if row.label == next(iter(scores)))
+    run = shlex.quote(str(folder / row.results[table.seeds[0]].folder))
+    steps = [f"chat {run}"] if reads_texts(table.metric) else []
+    steps.append(f"export {run} adapters  # a PEFT folder per client")
+    lines = [f"  {program_name()} {step}" for step in steps]
+    return [f"by validation: {best}, before {', '.join(others)}. Next:", *lines]
 
 
 def _planned(jobs: Sequence[Job], together: int | str) -> tuple[dict[str, object], list[str]]:

@@ -177,7 +177,10 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
 
 
 def _say(chat: Chat, text: str) -> None:
-    pieces, empty = chat.reply(without_surrogates(text)), True
+    if without_surrogates(text) != text:
+        text = without_surrogates(text)
+        _note("A half of a character (a lone surrogate) is read as U+FFFD.")
+    pieces, empty = chat.reply(text), True
     try:
         for piece in pieces:
             empty = False

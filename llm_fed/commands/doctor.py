@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError
+from llm_fed.models.families import feels_padding
 from llm_fed.models.fused_experts import fused_parameters, known_parameters
 from llm_fed.models.loading import attention, check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
@@ -116,6 +117,7 @@ def known_of(name: str) -> list[Examined]:
     experts = AdapterConfig(dropout=0, target_modules=(), target_parameters=known_parameters(model))
     questions: dict[str, Callable[[], str]] = {
         "family": lambda: _family(model),
+        "answers in batches": lambda: _batches(model),
         "size": lambda: _size(model),
         "context": lambda: _context(model),
         "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
@@ -132,6 +134,12 @@ def _family(model: PreTrainedModel) -> str:
     kind = model.config.get_text_config().model_type
     compared = "tested against stock PEFT on a small model" if kind in COMPARED else "not tested against stock PEFT yet"
     return f"{kind} ({type(model).__name__}), {compared}"
+
+
+def _batches(model: PreTrainedModel) -> str:
+    if feels_padding(model.config):
+        return "prompts of one length at a time, as padding may change what models of this family say"
+    return "prompts of any length together; of a small model each answer was the same as alone"
 
 
 def _size(model: PreTrainedModel) -> str:

@@ -31,6 +31,8 @@ class Pool:
 def check(folder: Path, config: Config) -> None:
     """Refuse a run that has nothing to offer, before its base is loaded. UserError: why, and what to do."""
     finished(folder)
+    if config.adapter is None:
+        raise UserError(f"{folder} trained whole image models; only adapters of language models can be joined")
     kinds.check_writes(config, f"{folder} trained {{noun}}s; only adapters of language models can be joined")
     folder, config, _ = _federation(folder, config)
     if type(methods.build(config.method)).pool is Method.pool:

@@ -168,9 +168,13 @@ class SideBySide:
         if (code := work.returncode) == 0:
             job.read()
             assert job.outcome, f"{job.folder} has no summary"
+        elif code == -SIGKILL:
+            job.outcome = (
+                "its process was killed (SIGKILL), as the kernel does where memory runs out; a smaller --jobs needs "
+                "less memory"
+            )
         elif code < 0:
-            said = "; where memory ran out, a smaller --jobs needs less" if code == -SIGKILL else ""
-            job.outcome = f"its process ended with the signal {Signals(-code).name}{said}"
+            job.outcome = f"its process ended with the signal {Signals(-code).name}"
         else:
             last = self.log(job).read_text(errors="replace").strip().rpartition("\n")[2]
             job.outcome = printable(last) or f"its process ended with exit code {code}"

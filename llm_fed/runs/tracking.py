@@ -131,6 +131,7 @@ class Reporter(signs.Listener):
         self._status: Status | None = None
         self._bar: Progress | None = None
         self._spent = ""
+        self._without_loss = "no client trained"
         self._said: set[str] = set()
         self._trackers: Trackers | None = None
         self._announced: dict[str, str] = {}
@@ -254,7 +255,7 @@ class Reporter(signs.Listener):
         pace = self.pace
         pace.done, pace.loss, pace.last, pace.trained = pace.number, record.get("loss"), self._clock(), pace.trained + 1
         if self._bar is None:
-            loss = f"loss {record['loss']:.4f}" if "loss" in record else "no loss is told"
+            loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
             said = f"round {record['round']}/{self.pace.rounds}: {loss}, {megabytes:.1f} MB transferred{self._spent}"
             for key in ("failed", "refused", "dropped_out"):
@@ -286,6 +287,7 @@ class Reporter(signs.Listener):
         """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
         self.pace = Pace(config.rounds)
         self._stamped, self._spent, self.callbacks.stopped_by = True, "", ""
+        self._without_loss = "no client trained" if not config.privacy.draws else "no loss is told"
         moves = self.console.is_terminal and not self.console.quiet
         try:
             with (
