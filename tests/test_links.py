@@ -147,6 +147,7 @@ def tried(tmp_path_factory) -> Links:
         ("run", "metrics.jsonl", "file"),
         ("run", ".lock", "file"),
         ("run", ".lock", "nothing"),
+        ("run", ".lock.holder", "file"),
         ("run", "checkpoints", "folder"),
         ("run", "checkpoints/rows", "folder"),
         ("run", "adapters", "folder"),

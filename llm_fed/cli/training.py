@@ -26,7 +26,6 @@ from llm_fed.cli.printing import (
     program_name,
 )
 from llm_fed.cli.program import app
-from llm_fed.runs.folder import holds_results
 
 if TYPE_CHECKING:
     from llm_fed.eval.tables import Table

@@ -37,7 +37,7 @@ FILE = "digests.jsonl"
 DELIVERED = "delivered.json"
 _APART = {FILE, DELIVERED, "metrics.jsonl", secrecy.FILE}  # not in delivered.json
 _OTHERS = ("trackers", "needs")  # logs of other programs, and runs with digests of their own: only that they are there
-_PASSING = re.compile(r"\.lock(\.\d+|\.lease)?|\..*\.(partial|replaced)")  # locks, and what a kill may leave
+_PASSING = re.compile(r"\.lock(\.\d+|\.holder|\.lease)?|\..*\.(partial|replaced)")  # locks, and what a kill may leave
 Write = Callable[[Path, Mapping[str, Json]], None]
 
 

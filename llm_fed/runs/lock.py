@@ -1,20 +1,26 @@
 """One process at a time writes to a folder: a lock of the package filelock, and where the disk has no locks (as NFS
 without its lock service) its lease, which its holder renews and others take over once it is no longer renewed.
+
+Who holds it stands beside it, for messages.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 
-from llm_fed.basics.errors import RunError
+from llm_fed.basics.errors import RunError, one_line
+from llm_fed.basics.files import read_file, write_file
+from llm_fed.runs.records import time_of_day
 
 NAME = ".lock"
+_LOOK, _LOOKS = 0.1, 50  # seconds between two looks who holds a lock, and how many
 _BEAT = 5.0  # seconds between two renewals of a lease
 _PATIENCE = 30.0  # seconds after which a lease of another machine that has not been renewed is taken over
 
@@ -27,8 +33,9 @@ class Lock:
     """The lock of a folder, which must exist."""
 
     def __init__(self, folder: Path, name: str = NAME):
-        self._path = folder.resolve() / name
-        self._lock: BaseFileLock = FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
+        path = folder.resolve() / name
+        self._path, self._holder = path, path.with_name(f"{name}.holder")
+        self._lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, note: Callable[[str], None]) -> None:
         """Take the lock, or refuse at once where somebody has it. HeldError: somebody else has it. OSError: the folder
@@ -43,30 +50,37 @@ class Lock:
                     raise
                 self._lease(note)
         except Timeout as error:
-            where = self._path.parent
-            raise HeldError(
-                f"another process or thread is writing to {where}; wait for its end, or name another"
-            ) from error
+            holder = self._first_read()
+            here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
+            who = "thread of this process" if here else f"process ({holder})" if holder else "process"
+            said = f"another {who} is writing to {self._path.parent}; wait for its end, or name another folder"
+            raise HeldError(said) from error
+        try:
+            write_file(self._holder, f"{os.getpid()} on {socket.gethostname()}, since {time_of_day()}".encode())
+        except BaseException:
+            self.release()
+            raise
 
     def _lease(self, note: Callable[[str], None]) -> None:
-        file = self._path.with_name(f"{self._path.name}.lease")
-        lease = self._lock = SoftFileLease(
-            file, timeout=0, thread_local=False, lease_duration=_PATIENCE, heartbeat_interval=_BEAT
+        lease = self._path.with_name(f"{self._path.name}.lease")
+        self._lock = SoftFileLease(
+            lease, timeout=0, thread_local=False, lease_duration=_PATIENCE, heartbeat_interval=_BEAT
         )
         try:
-            lease.acquire()
+            self._lock.acquire()
         except Timeout:
-            if (owner := lease.owner) and owner.hostname == socket.gethostname():
+            if f" on {socket.gethostname()}, " in (holder := self._read()):
                 raise  # filelock takes over what a dead process of this machine has left
-            who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
             note(
-                f"{file} says that {who} writes here; waiting up to {_PATIENCE:.0f} s to see whether that still runs "
-                "(if you know that it does not, delete the file)"
+                f"{lease} says that process {holder or '?'} writes here; waiting up to {_PATIENCE:.0f} s to see whether"
+                " that still runs (if you know that it does not, delete the file)"
             )
-            lease.acquire(timeout=_PATIENCE + _BEAT)
+            self._lock.acquire(timeout=_PATIENCE + _BEAT)
 
     def release(self) -> None:
         if self._lock.is_locked:
+            with suppress(OSError):
+                self._holder.unlink()
             with suppress(OSError):
                 self._lock.release()
 
@@ -77,3 +91,18 @@ class Lock:
                 f"another process has taken {self._path.parent} over, as {loss.lock_file} was not renewed for "
                 f"{_PATIENCE:.0f} s; this one ends here"
             )
+
+    def _first_read(self) -> str:
+        """Who has only just taken the lock writes his name a moment later, and on a slow disk seconds later."""
+        for _ in range(_LOOKS):
+            if holder := self._read():
+                return holder
+            time.sleep(_LOOK)
+        return ""
+
+    def _read(self) -> str:
+        """`PID on HOST, since TIME`; empty where nobody has left it."""
+        try:
+            return one_line(read_file(self._holder).decode(errors="replace"))
+        except OSError:
+            return ""

@@ -19,6 +19,10 @@ from llm_fed.settings.configfile import as_dict, from_dict
 
 FORMAT = 1  # of a run folder, in its config.yaml; what reads another one says so and reads nothing else
 
+VOID = (
+    ". Its epsilon is void: noise and batches were drawn from the seed, which its cards print, so take back what was "
+    "handed on of it"
+)
 REOPENED = "reopened.json"  # a finished run goes on: its results are those of its earlier end
 HERE = "."  # where the adapters of a merge's output lie, beside its summary
 
@@ -39,7 +43,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
     try:
         tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
-        held = tree.pop("format", None)
+        held, private = tree.pop("format", None), (tree.get("privacy") or {}).get("clip") is not None
         saved = as_dict(paths.absolute(from_dict(tree))) if held == FORMAT else {}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         reason = " ".join(str(error).split())
@@ -47,7 +51,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     if held != FORMAT:
         raise UserError(
             f"{folder} is a run folder of format {'0 (llm_fed 0.4 or older)' if held is None else held}, and this "
-            f"version reads format {FORMAT}; use the version that made it, or train it again"
+            f"version reads format {FORMAT}; use the version that made it, or train it again{VOID if private else ''}"
         )
     return saved
 

@@ -82,13 +82,15 @@ class Pace:
 
     def left(self, now: float) -> str:
         """How long the rounds will take, in words: `about 14 min left`; empty where that is not known, or none is left.
-        Of a round that takes longer than those before it grows."""
+        Of a round that takes longer than those before it says so, and grows."""
         to_come = self.rounds - self.done
         if not self.trained or to_come <= 0:
             return ""
-        expected = max((self.last - self.began) / self.trained, (now - self.began) / (self.trained + 1))
-        left = expected * to_come - (now - self.last)
-        return f"about {duration(left)} left" if left > 0 else ""
+        usual, waited = (self.last - self.began) / self.trained, now - self.last
+        expected = max(usual, (now - self.began) / (self.trained + 1))
+        late = waited - usual
+        left = f"about {duration(max(expected * to_come - waited, late))} left"
+        return left + (f"; {duration(late)} later than expected" if late > 1 else "")
 
 
 def duration(seconds: float) -> str:

@@ -50,19 +50,19 @@ def taken(folder: Path, note=pytest.fail) -> Lock:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_second_process_is_kept_out(tmp_path, disk, code):
+def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path, disk, code):
     """Once the first is killed the lock is there at once."""
     held = [sys.executable, "-c", HOLD.format(folder=str(tmp_path), code=code)]
     with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout and process.stdout.readline() == "held\n"
             disk(code)
-            with pytest.raises(HeldError, match="another process or thread is writing to"):
+            with pytest.raises(HeldError, match=rf"another process \({process.pid} on .*, since 2"):
                 taken(tmp_path)
         finally:
             process.kill()
     taken(tmp_path).release()
-    assert {path.name for path in tmp_path.iterdir()} <= {".lock", ".lock.lease"}
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock", ".lock.lease", ".lock.holder"}
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -70,7 +70,7 @@ def test_a_second_lock_of_one_process_is_kept_out(tmp_path, disk, code):
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     disk(code)
     own = taken(tmp_path)
-    with pytest.raises(HeldError, match="another process or thread is writing to"):
+    with pytest.raises(HeldError, match="another thread of this process"):
         taken(tmp_path / "link")
     own.check()
     own.release()
@@ -80,7 +80,7 @@ def test_a_second_lock_of_one_process_is_kept_out(tmp_path, disk, code):
 def test_a_lock_of_another_program(tmp_path):
     with open(tmp_path / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(HeldError, match="another process or thread is writing to"):
+        with pytest.raises(HeldError, match="^another process is writing to"):
             taken(tmp_path)
 
 
@@ -97,10 +97,11 @@ def test_a_process_of_another_machine_is_watched(tmp_path, disk, monkeypatch):
     with open(record, "r+") as file:
         file.write(away)
         file.truncate()
+    (tmp_path / ".lock.holder").write_text("12 on node7, since 2026")
     said: list[str] = []
-    with pytest.raises(HeldError, match="another process or thread is writing to"):
+    with pytest.raises(HeldError, match=r"another process \(12 on node7, since 2026\)"):
         taken(tmp_path, said.append)
-    assert len(said) == 1 and f"process {os.getpid()} on node7 writes here; waiting up to " in said[0]
+    assert len(said) == 1 and "waiting up to " in said[0]
     assert isinstance(other._lock, filelock.SoftFileLease)
     other._lock._stop_heartbeat()  # as if its machine had stopped
     own = taken(tmp_path, said.append)
@@ -126,8 +127,16 @@ def test_a_lock_is_not_kept_by_processes_that_were_forked_meanwhile(tmp_path):
 
 
 @pytest.mark.parametrize("code", CODES[:2])
-def test_a_link_is_no_lock_that_is_held(tmp_path, disk, code):
+def test_a_folder_that_cannot_be_written_is_no_lock_that_is_held(tmp_path, disk, monkeypatch, code):
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     disk(code)
+    monkeypatch.setattr(lock, "write_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        taken(tmp_path)
+    monkeypatch.setattr(lock, "write_file", lambda path, data: None)
+    taken(tmp_path).release()
     (tmp_path / "link").mkdir()
     (tmp_path / "link/.lock").symlink_to(tmp_path / "nothing")
     with pytest.raises(OSError, match="symbolic link"):

@@ -139,17 +139,22 @@ def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
     assert not STAMPED.search(shown)
 
 
-def test_an_estimate_that_is_overdue_grows():
-    """Rounds of 10 s, and then one in which nothing happens."""
+@pytest.mark.parametrize("done", [1, 9])
+def test_an_estimate_that_is_overdue_grows_and_says_so(done):
+    """Rounds of 10 s, and then one in which nothing happens: whether many or few are left, what is said never falls
+    behind the time that has passed since it was to end."""
     clock = Clock()
     reporter = reporter_of(clock)
-    train(reporter, clock, 1, 1, 10.0)
-    reporter.round(2)
+    pace = reporter.pace
+    train(reporter, clock, 1, done, 10.0)
+    expected = 10.0 * (10 - done)
+    assert pace.left(clock.now) == f"about {duration(expected)} left"
+    reporter.round(done + 1)
     said = []
     for _ in range(4):
-        clock.now += 900
-        said.append(reporter.pace.left(clock.now))
-    assert said == ["about 53 min left", "about 1.8 h left", "about 2.6 h left", "about 3.5 h left"]
+        clock.now += 10 * expected
+        said.append(pace.left(clock.now))
+    assert len({*said}) == 4 and all("later than expected" in words for words in said), said
 
 
 # In a notebook progress is lines, and a result shows itself as a table
