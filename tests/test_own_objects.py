@@ -126,7 +126,7 @@ def test_the_model_itself_computes(small, tmp_path):
               for result in (plain, changed)]  # fmt: skip
     assert all(abs(losses[0][client] - losses[1][client]) > 0.1 for client in CLIENTS)
     torch.testing.assert_close(before, (package.run, base_of(small)[0])[1](**text).logits)  # a run leaves no trace
-    with pytest.raises(UserError, match=r"given as base= is not the one any more .*lm_head.weight"):
+    with pytest.raises(UserError, match=r"is not the base any more .*lm_head.weight"):
         package.run(tree_of(small, rounds=2), base=(model, tokenizer), data=rows_of(small), out=tmp_path / "plain")
 
 
@@ -200,17 +200,19 @@ def test_a_finished_run_is_not_handed_out_for_other_objects(small, tmp_path):
     assert run().scores == first.scores
     data = rows_of(small)
     data["bob"]["test"][0]["output"] = "w1 w2"
-    with pytest.raises(UserError, match=r"is finished, and was given another data= \(data\['bob'\]\['test'\] differs"):
+    with pytest.raises(
+        UserError, match=r"is finished, and task.name=object::data was another then \(data\['bob'\]\['test'\] differs"
+    ):
         run(data=data)
     model, tokenizer = base_of(small)
     with torch.no_grad():
         model.model.norm.weight[0] += 1
-    with pytest.raises(UserError, match=r"another base= \(model.norm.weight differs\)"):
+    with pytest.raises(UserError, match=r"was another then \(model.norm.weight differs\)"):
         run(base=(model, tokenizer))
 
     namespace: dict[str, Any] = {}
     exec("def score(predictions, references):\n    return 60", namespace)  # as a cell of a notebook that was changed
-    with pytest.raises(UserError, match=r"another metric= \(score differs\)"):
+    with pytest.raises(UserError, match=r"was another then \(score differs\)"):
         run(metric=namespace["score"])
 
 

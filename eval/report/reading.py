@@ -12,8 +12,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import read_file
 from llm_fed.models.origin import Origin
 from llm_fed.runs.reading import is_finished, saved_config
-from llm_fed.runs.records import read_object as read_checked
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import read_records, recall
 from llm_fed.settings.paths import public
 
 Line = dict[str, Any]
@@ -41,10 +40,7 @@ def was_cut(path: Path) -> bool:
 
 def read_object(path: Path) -> Line:
     """The object of a JSON file; empty if it is missing. UserError where it is not JSON."""
-    try:
-        return read_checked(path) if path.exists() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+    return recall(path, UserError) or {}
 
 
 def usage(run_dir: Path) -> tuple[str, str] | None:

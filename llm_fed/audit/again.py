@@ -10,13 +10,13 @@ from typing import Any
 
 from llm_fed.audit.findings import Audit, words
 from llm_fed.audit.kept import delivered
-from llm_fed.audit.replay import Replay, Round, lr_of
+from llm_fed.audit.replay import Replay, Round
 from llm_fed.export import models
 from llm_fed.export.peft_folders import CARD
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Saved
 from llm_fed.runs.reading import is_finished
-from llm_fed.runs.records import comparable, read_object, read_records
+from llm_fed.runs.records import comparable, read_object
 
 
 def compare(
@@ -52,14 +52,14 @@ def compare(
                 replay.restore(kept[start]) if start in kept else _begin(replay, chain, report)
                 at = start
             checked.append(at + 1)
-            if _round(replay, folder, chain, report):
+            if _round(replay, chain, report):
                 at += 1
                 continue
             broken, at = at + 1, None
             if broken in kept:  # what the run went on with, whatever it followed from
                 replay.restore(kept[broken])
                 at = broken
-                _scores(replay, folder, chain, report)
+                _scores(replay, chain, report)
     if checked:
         report.checked.append(f"rounds {words(checked)}, trained again")
     if is_finished(folder):
@@ -72,15 +72,11 @@ def _begin(replay: Replay, chain: digests.Chain, report: Audit) -> None:
         report.find(0, "server", "server step", "the state before round 1 is not that of this configuration and seed")
 
 
-def _round(replay: Replay, folder: Path, chain: digests.Chain, report: Audit) -> bool:
+def _round(replay: Replay, chain: digests.Chain, report: Audit) -> bool:
     """Train the next round and compare it; whether it is the same, so that the next may follow."""
-    round = replay.round + 1
-    again, known = replay.next(_lr(replay, folder, round, report)), chain.rounds.get(round)
-    if known is None:  # from before the run took digests down
-        same = chain.states.get(round, again.state) == again.state
-        if not same:
-            report.unchecked.append(f"round {round}: its final state cannot be reproduced from round 1")
-        return same
+    round, again = replay.round + 1, replay.next(report)
+    if (known := chain.rounds.get(round)) is None:
+        return True  # of a line that is gone the chain says so
     wrong = _clients(again, known, report)
     server = again.state != known["state"] or again.memory.get("server") != known["memory"].get("server")
     if wrong:
@@ -88,18 +84,8 @@ def _round(replay: Replay, folder: Path, chain: digests.Chain, report: Audit) ->
     elif server:
         report.find(round, "server", "server step", "the state is not what the server computes from the uploads")
     else:
-        _scores(replay, folder, chain, report)
+        _scores(replay, chain, report)
     return not (wrong or server)
-
-
-def _lr(replay: Replay, folder: Path, round: int, report: Audit) -> float:
-    """The learning rate with which the run trained a round."""
-    lines = read_records(folder / "metrics.jsonl")
-    recorded = next((line.get("lr") for line in lines if (line["kind"], line["round"]) == ("round", round)), None)
-    if (lr := lr_of(replay.experiment.config, round, recorded)) is not None:
-        return lr
-    report.find(round, "", "client pass", f"the learning rate {recorded} is not that of the configuration")
-    return replay.experiment.config.local.lr
 
 
 def _clients(again: Round, known: Mapping[str, Any], report: Audit) -> set[str]:
@@ -119,12 +105,11 @@ def _clients(again: Round, known: Mapping[str, Any], report: Audit) -> set[str]:
     return wrong
 
 
-def _scores(replay: Replay, folder: Path, chain: digests.Chain, report: Audit) -> None:
+def _scores(replay: Replay, chain: digests.Chain, report: Audit) -> None:
     """The scores of the round that the replay has reached, as far as it had some."""
     config, round = replay.experiment.config, replay.round
-    lines = read_records(folder / "metrics.jsonl")
-    known = score_line(lines, round, config.eval.during)
-    if known is not None and known not in comparable(lines):
+    known = score_line(replay.lines, round, config.eval.during)
+    if known is not None and known not in comparable(replay.lines):
         return report.unchecked.append(f"the scores of round {round}, which were computed with other settings")
     if known is not None or (chain.rounds.get(round) or {}).get("due"):
         _compare_scores(replay, known, config.eval.during, report)
@@ -161,10 +146,9 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
     if tested not in kept:
         return report.unchecked.append(f"the end of the run: the checkpoint of round {tested} is missing or damaged")
     replay.restore(kept[tested])
-    messages = replay.messages()
+    messages = replay.messages(experiment.scored)
     replay.finish(last)
-    lines = [*read_records(folder / "metrics.jsonl")]  # the last one is that of the end, also with eval.during=test
-    known = score_line(lines[::-1], tested, "test")
+    known = score_line(replay.lines[::-1], tested, "test")  # the last one, also with eval.during=test
     _compare_scores(replay, known, "test", report, end=True)
     then = {**(delivered(folder) or {}), **(chain.end or {}).get("adapters", {})}
     then = {name: known for name, known in then.items() if name.startswith("adapters/")}

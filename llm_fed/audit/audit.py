@@ -18,7 +18,6 @@ from llm_fed.audit import again, elsewhere, kept
 from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay
 from llm_fed.basics.errors import RunError, UserError, one_line
-from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.environment import environment
@@ -26,7 +25,7 @@ from llm_fed.kinds import Kind
 from llm_fed.runs import digests, secrecy
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import is_finished, read_config
-from llm_fed.runs.records import read_object
+from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings import plugins
@@ -126,13 +125,13 @@ def _compare(
             report.unchecked.append(why)
             return
         rows = splits.known(folder, config)
-        with _replay(here, before, reporter, base, rows.all, secrecy.read(folder)) as replay:
+        with _replay(folder, here, before, reporter, base, rows.all) as replay:
             since = _unchanged_since(replay, rows, report)
             if since is None:
                 return
             try:
                 if changed or not chain.lines:
-                    elsewhere.compare(replay, folder, good, since, report)
+                    elsewhere.compare(replay, good, since, report)
                 else:
                     again.compare(replay, folder, chain, good, wanted, since, report)
             except (UserError, RunError):
@@ -212,18 +211,15 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
 
 @contextmanager
 def _replay(
-    config: Config,
-    recorded: Mapping[str, Any],
-    reporter: Reporter,
-    base: Kind | None,
+    folder: Path, config: Config, recorded: Mapping[str, Any], reporter: Reporter, base: Kind | None,
     known: Record | None,
-    secret: Secret | None,
-) -> Iterator[Replay]:
+) -> Iterator[Replay]:  # fmt: skip
     """A replay in a folder that is thrown away, of a run whose environment.json is `recorded`."""
+    secret = secrecy.read(folder)
     experiment = prepare(config, reporter, base=base, known=known, secret=secret)
     experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
         run.begin()
         if secret:
             run.secret = secret  # which is written nowhere else
-        yield Replay(experiment, run)
+        yield Replay(experiment, run, read_records(folder / "metrics.jsonl"))

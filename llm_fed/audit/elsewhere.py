@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from llm_fed.audit.again import score_line
 from llm_fed.audit.findings import Audit
-from llm_fed.audit.replay import Replay, lr_of
+from llm_fed.audit.replay import Replay
 from llm_fed.runs.checkpoint import Saved
-from llm_fed.runs.records import comparable, read_records
+from llm_fed.runs.records import comparable
 from llm_fed.settings.config import Config
 from llm_fed.state import State
 from llm_fed.state.outline import leaves
@@ -44,12 +43,11 @@ POINTS = 2.0
 FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way to it was short
 
 
-def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int, report: Audit) -> None:
+def compare(replay: Replay, kept: Mapping[int, Saved], since: int, report: Audit) -> None:
     """Train from round 0 and from each kept checkpoint to the next one, as far as they are later than `since`, the last
     round that was trained on other data than there are now; score what is kept."""
-    lines, config = read_records(folder / "metrics.jsonl"), replay.experiment.config
+    config = replay.experiment.config
     limits = _limits(config)
-    recorded = {line["round"]: line["lr"] for line in lines if line["kind"] == "round"}
     for start, end in pairwise(round for round in sorted({0, *kept}) if round >= since):
         if end - start > limits.rounds:
             report.unchecked.append(
@@ -58,11 +56,8 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int,
             continue
         replay.restore(kept[start]) if start else replay.begin()
         before = {name: _numbers(value) for name, value in _held(replay).items()}
-        rates = [lr_of(config, round, recorded.get(round)) for round in range(start + 1, end + 1)]
-        if None in rates:
-            report.find(start + 1, "", "client pass", "the learning rate is not that of the configuration")
-        for rate in rates:
-            replay.next(config.local.lr if rate is None else rate)
+        for _ in range(start, end):
+            replay.next(report)
         after = _held(replay)
         replay.restore(kept[end])
         worst = _compare_held(before, after, _held(replay), (start, end), limits.way, report)
@@ -72,7 +67,7 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int,
         )
     for round in (round for round in kept if round > since):
         replay.restore(kept[round])
-        known = score_line(comparable(lines), round, config.eval.during)
+        known = score_line(comparable(replay.lines), round, config.eval.during)
         if known is not None:
             _compare_scores(replay, known, report)
 

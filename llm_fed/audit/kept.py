@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from llm_fed.audit.findings import Audit, Finding, words
-from llm_fed.basics.errors import one_line
+from llm_fed.basics.errors import RunError, one_line
 from llm_fed.federation.progress import stop_reason
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, Saved, rounds_in
 from llm_fed.runs.folder import CONTINUED, ENDED
 from llm_fed.runs.reading import is_finished
-from llm_fed.runs.records import comparable, read_object, read_records
+from llm_fed.runs.records import comparable, read_object, read_records, recall
 from llm_fed.runs.rows import StoredRow
 from llm_fed.settings.config import Config
 from llm_fed.state.wire import Message, WireError, pack
@@ -85,12 +85,12 @@ def ended(folder: Path, config: Config, report: Audit) -> int:
     if not is_finished(folder):
         return 0
     try:
-        held = read_object(folder / "summary.json")
-        own = read_object(folder / ENDED) if (folder / ENDED).exists() else None
-        since = read_object(folder / CONTINUED)["round"] if (folder / CONTINUED).exists() else 0
-    except (OSError, ValueError, RecursionError) as error:
+        held, own, continued = (recall(folder / name) for name in ("summary.json", ENDED, CONTINUED))
+    except RunError as error:
         report.find(0, "", "scores", f"how the run has ended cannot be read: {error}")
         return 0
+    assert held is not None  # of a finished run
+    since = continued["round"] if continued else 0
     if held.get("ended") != own:
         report.find(held["round"], "", "scores", f"summary.json and {ENDED} disagree on how the run has ended")
     last = own["round"] if own else config.rounds

@@ -6,9 +6,11 @@ messages to clients must not repeat itself here. Methods, engines, privacy and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from llm_fed.audit.findings import Audit
 from llm_fed.basics.errors import RunError
 from llm_fed.bench.build import Experiment
 from llm_fed.federation.clients import encoded_upload, reported_examples, run_each, then_summed
@@ -20,7 +22,6 @@ from llm_fed.runs.checkpoint import Saved
 from llm_fed.runs.folder import Run
 from llm_fed.runs.rows import Memory
 from llm_fed.scoring.scores import Summary
-from llm_fed.settings.config import Config
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, pack, unpack
 
@@ -42,10 +43,11 @@ class Replay:
     Args:
         experiment: of the run's configuration; its sites are used up.
         scratch: a run in a folder that is thrown away.
+        lines: of the run's metrics.jsonl.
     """
 
-    def __init__(self, experiment: Experiment, scratch: Run):
-        self.experiment, self._scratch = experiment, scratch
+    def __init__(self, experiment: Experiment, scratch: Run, lines: Sequence[dict[str, Any]]):
+        self.experiment, self._scratch, self.lines = experiment, scratch, lines
         self.progress = Progress(None)
 
     @property
@@ -73,10 +75,11 @@ class Replay:
         messages = memories(self.experiment.clients, self.experiment.server, of)
         return {id: digests.of_memory(own) for id, own in messages.items()}
 
-    def next(self, lr: float) -> Round:
+    def next(self, report: Audit) -> Round:
         """Train the next round."""
         e, progress, config = self.experiment, self.progress, self.experiment.config
         method, round = e.method, progress.round + 1
+        lr = self._lr(round, report)
         asks, state = e.schedule.asks(round), progress.state
         sent = {ask.client: pack(method.broadcast(state, ask.client), config.transport) for ask in asks}
         delays = {ask.client: ask.delay for ask in asks if ask.delay is not None}
@@ -112,32 +115,31 @@ class Replay:
         hashed = {client: digests.digest(data) for client, data in sent.items()}
         return Round(round, hashed, uploads, self.memories(sent), self.state)
 
-    def messages(self) -> dict[str, Message]:
-        """What everybody who is scored would be sent now."""
-        e = self.experiment
-        down, state = e.config.transport, self.progress.state
-        return {id: unpack(pack(e.method.broadcast(state, id), down)) for id in e.scored}
+    def _lr(self, round: int, report: Audit) -> float:
+        """The learning rate with which the run trained a round, which depends on how many rounds it had at the time: it
+        may have been extended."""
+        config = self.experiment.config
+        lines = (line for line in self.lines if (line["kind"], line["round"]) == ("round", round))
+        recorded: float | None = next((line.get("lr") for line in lines), None)
+        possible = [replace(config, rounds=rounds).lr(round) for rounds in range(round, config.rounds + 1)]
+        if recorded is not None and recorded in possible:
+            return recorded
+        report.find(round, "", "client pass", f"the learning rate {recorded} is not that of the configuration")
+        return config.local.lr
+
+    def messages(self, of: Iterable[str]) -> dict[str, Message]:
+        """What these would be sent now."""
+        method, state, transport = self.experiment.method, self.progress.state, self.experiment.config.transport
+        return {id: unpack(pack(method.broadcast(state, id), transport)) for id in of}
 
     def scores(self, split: str, each: bool = False) -> Summary | None:
         """`each`: as at the end of a run, where the fixed text of `eval.ability` is scored, too."""
-        return self.experiment.evaluate(self.messages(), split, each=each)
+        return self.experiment.evaluate(self.messages(self.experiment.scored), split, each=each)
 
     def finish(self, last: int) -> None:
         """What clients do once, after the last round of the run."""
-        e, config = self.experiment, self.experiment.config
-        down, state = config.transport, self.progress.state
+        e, messages = self.experiment, self.messages(self.experiment.clients)
         for site in e.clients.values():
-            site.begin(last + 1, config.local.lr)
+            site.begin(last + 1, e.config.local.lr)
             site.rounds = last
-        work = {
-            id: e.method.finish(site, unpack(pack(e.method.broadcast(state, id), down)))
-            for id, site in e.clients.items()
-        }
-        run_each(e.clients, work, e.runtime)
-
-
-def lr_of(config: Config, round: int, recorded: float | None) -> float | None:
-    """The learning rate of a round, which depends on how many rounds the run had at the time: it may have been
-    extended. None: no number of rounds gives the recorded one."""
-    possible = [config, *(replace(config, rounds=rounds) for rounds in range(round, config.rounds))]
-    return next((lr for each in possible if (lr := each.lr(round)) == recorded), None)
+        run_each(e.clients, {id: e.method.finish(site, messages[id]) for id, site in e.clients.items()}, e.runtime)

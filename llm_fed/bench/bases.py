@@ -21,11 +21,8 @@ def identity(base: Kind) -> str:
 
 
 class Bases:
-    """Loads bases as they are requested, one in memory at a time; `loads` counts them.
-
-    Args:
-        reuse: whether the runs on a base also share the graphs of their training passes.
-    """
+    """Loads bases as they are requested, one in memory at a time; `loads` counts them. `reuse`: whether the runs on a
+    base also share the graphs of their training passes."""
 
     def __init__(self, reuse: bool = False) -> None:
         self.loads, self._reuse = 0, reuse

@@ -11,7 +11,7 @@ from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, panics
 from llm_fed.basics.rng import Secret, generator
-from llm_fed.bench import parents, start, taking_part
+from llm_fed.bench import parents, start
 from llm_fed.bench.sites import build
 from llm_fed.federation import aggregation
 from llm_fed.federation.schedule import Schedule
@@ -99,18 +99,23 @@ class Experiment:
         """The score of everybody who is scored, under the model that the method makes of what this one is sent."""
         return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, each=each)
 
-    def score_states(self, states: Mapping[str, State], split: str, *, each: bool = False) -> Summary | None:
+    def score_states(
+        self, states: Mapping[str, State], split: str, *, each: bool = False, sites: Mapping[str, Site] | None = None
+    ) -> Summary | None:
         """The score of everybody who is scored, each under its own state."""
 
         async def personal(site: Site) -> State:
             return states[site.id]
 
-        return self.score(personal, split, each=each)
+        return self.score(personal, split, each=each, sites=sites)
 
-    def score(self, personal: Personal, split: str, *, each: bool = False) -> Summary | None:
-        """The score of everybody who is scored, under the model that `personal` gives it; `each` as of `evaluate`."""
-        limit = self.config.eval.limit
-        return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit, each=each)
+    def score(
+        self, personal: Personal, split: str, *, each: bool = False, sites: Mapping[str, Site] | None = None
+    ) -> Summary | None:
+        """The score of everybody who is scored, or of these `sites` in their place, under the model that `personal`
+        gives it; `each` as of `evaluate`."""
+        who, limit = sites or self.scored, self.config.eval.limit
+        return evaluate(personal, who, self.runtime, split=split, metric=self.metric, limit=limit, each=each)
 
     @property
     def scores_base(self) -> bool:
@@ -123,12 +128,7 @@ class Experiment:
         scored = [id for id, site in bare.items() if site.data.queries.get(split)]
         for id in scored[1:]:  # all have one model, which is measured once
             bare[id] = replace(bare[id], data=replace(bare[id].data, ability=()))
-
-        async def personal(site: Site) -> State:
-            return state
-
-        limit = self.config.eval.limit
-        summary = evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=limit, each=each)
+        summary = self.score_states(dict.fromkeys(bare, state), split, each=each, sites=bare)
         if summary and (known := summary.beside.get(ABILITY)):
             everybody = dict.fromkeys(summary.clients, next(iter(known.values())))
             return replace(summary, beside={**summary.beside, ABILITY: everybody})
@@ -214,8 +214,11 @@ def prepare(
             secret = secret or Secret.fresh()
         clients, server, schedule = build(config, task, base, method, metric, reporter, secret, every=given)
     config = replace(config, rounds=method.together(config.rounds))
-    if everybody and method.without_held_out:
-        taking_part.check_held_out(clients)
+    if everybody and method.without_held_out and not any(site.data.held_out for site in clients.values()):
+        raise UserError(
+            "this method's settings ask for validation examples of the clients, but none has any; set task.validation "
+            "above 0"
+        )
     left_out = tuple(id for id in task.everybody if id not in clients)
     if config.start:
         reporter.note(start.give(config, method, [*clients.values(), server], base))

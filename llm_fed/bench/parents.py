@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from llm_fed import methods
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.bench import start
 from llm_fed.export import models
 from llm_fed.federation.clients import Messages
@@ -18,10 +18,10 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.requests import succeeded
 from llm_fed.runs.checkpoint import Checkpoints, check_kept
+from llm_fed.runs.reading import exported
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config, ExportConfig, StopConfig
 from llm_fed.state import State
-from llm_fed.state.wire import WireError
 
 
 def check(config: Config, method: Method) -> None:
@@ -33,16 +33,12 @@ def check(config: Config, method: Method) -> None:
                 f"privacy.clip is for methods with rounds, but {config.method['name']} merges finished runs; set it to "
                 "null"
             )
-        name, round = parent.name, parent.round
-        if round is None or round == config.rounds or round in config.checkpoint.keep_rounds:
-            if round is None or 1 <= round <= config.rounds:
-                continue
-            raise UserError(f"{config.method['name']} asks for round {round} of {name}, but rounds={config.rounds}")
-        raise UserError(
-            f"{config.method['name']} asks for round {round} of {name}, of which no checkpoint is kept; "
-            f"set checkpoint.keep_rounds=[{round}]"
-            + (f" and rounds to at least {round}" if round > config.rounds else "")
-        )
+        round, kept = parent.round, (config.rounds, *config.checkpoint.keep_rounds)
+        if round is not None and not (round in kept and 1 <= round <= config.rounds):
+            raise UserError(
+                f"{config.method['name']} asks for round {round} of {parent.name}, of which rounds={config.rounds} "
+                f"keeps no checkpoint; set checkpoint.keep_rounds=[{round}], and rounds to no less"
+            )
 
 
 def config_of(name: str, config: Config) -> Config:
@@ -67,12 +63,7 @@ def states_of_run(
     the round that the run selected. `config`: the run's own."""
     structure = base.structure(config.adapter)
     if round is None:
-        missing = [id for id in clients if not (folder / "adapters" / id).is_dir()]
-        if missing:
-            raise UserError(
-                f"the run {folder} has no adapter of client {missing[0]}; is it finished, with export.clients=all?"
-            )
-        return {id: models.read(folder / "adapters" / id, structure, base) for id in clients}
+        return {id: models.read(own, structure, base) for id, own in exported(folder, [*clients]).items()}
     checkpoints = Checkpoints(folder / "checkpoints", beside=True)
     check_kept(folder, round)
     method = methods.build(config.method)
@@ -84,9 +75,6 @@ def states_of_run(
         sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
     if config.start:
         start.give(config, method, sites.values(), base)
-    try:
-        progress = restore(checkpoints.load(round), sites)
-    except WireError as error:
-        raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
+    progress = restore(checkpoints.load(round), sites)
     messages = Messages(method, progress.state, sites, config.transport)
     return succeeded(runtime.run({id: method.personalize(site, messages[id]) for id, site in sites.items()}))

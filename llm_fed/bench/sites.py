@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate
 from typing import Any
+
+from torch.utils.data import ConcatDataset
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import Secret
@@ -116,22 +116,10 @@ def build(
     requested = tuple(id for id, site in clients.items() if site.train) or tuple(clients)
     schedule = schedule_of(config, requested, secret)
     if method.gathers:
-        server.data = replace(server.data, train=_Gathered([site.train for site in clients.values()]), foreign=False)
+        parts: list[Any] = [site.train for site in clients.values()]
+        gathered: Any = ConcatDataset(parts)  # each example is made when it is looked at
+        server.data = replace(server.data, train=gathered, foreign=False)
     return clients, replace(server, clients=requested, cohort=schedule.cohort_size), schedule
-
-
-class _Gathered(Sequence[Any]):
-    """The examples of several sites one behind the other, each made by its own site when it is looked at."""
-
-    def __init__(self, parts: Sequence[Sequence[Any]]):
-        self._parts, self._ends = parts, [*accumulate(map(len, parts))]
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, index: Any) -> Any:  # a number from 0 on; nobody takes slices
-        part = bisect(self._ends, index)
-        return self._parts[part][index - self._ends[part]]  # counted from its end
 
 
 def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:

@@ -51,14 +51,9 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
     common = drawn.like(common.row.to(drawn.row))
     for site in sites:
         site.start = own.get(site.id, common)
-    of = "1 adapter" if len(adapters) == 1 else f"{len(adapters)} adapters"
-    if method.own_start and len(adapters) > 1:
-        said = f"each client starts from its own of the {of} in {start}, others from their mean"
-    elif alike:
-        said = f"starting from the {of} in {start}" + ("" if len(adapters) == 1 else ", which are all equal")
-    else:
-        said = f"starting from the mean of the {of} in {start}" + (", weighed by numbers of examples" if known else "")
-    return said
+    whose = "each client's own, for others the mean" if method.own_start else "all equal" if alike else "the mean"
+    weighed = ", weighed by numbers of examples" if known and not alike else ""
+    return f"starting from the {len(adapters)} adapters in {start}: {whose}{weighed}"
 
 
 def check(run: Run, sites: Sequence[Site], start: str) -> None:

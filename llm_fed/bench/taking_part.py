@@ -38,15 +38,6 @@ def check_lengths(sites: Iterable[Site]) -> None:
             raise UserError(message)
 
 
-def check_held_out(clients: Mapping[str, Client]) -> None:
-    """Refuse clients of whom none has held-out examples. UserError: none has."""
-    if not any(site.data.held_out for site in clients.values()):
-        raise UserError(
-            "this method's settings ask for validation examples of the clients, but none has any; set task.validation "
-            "above 0"
-        )
-
-
 def notes(built: Experiment, *, everybody: bool = True) -> list[str]:
     """What a user should know of clients that lack training, test or validation examples; nothing where none does.
     `everybody`: whether these are all clients, and not those of one machine of a network."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,9 +18,11 @@ from llm_fed.cli.printing import (
     TEMPLATE,
     Allow,
     Json,
+    Settings,
     beside_baselines,
     out,
     print_cross,
+    print_result,
     print_scores,
     print_warnings,
     words_of,
@@ -42,10 +45,7 @@ Dtype = Annotated[
 @app.command("eval", rich_help_panel="Use a finished run")
 def evaluate(
     run_dir: Annotated[Path | None, typer.Argument(help=RUN)] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="key=value settings that override the run's, e.g. eval.max_new_tokens=64."),
-    ] = None,
+    settings: Settings = None,
     split: Annotated[str, typer.Option(help="The split to score on: test or validation.")] = "test",
     base: BaseName = None,
     adapter: AdapterFolder = None,
@@ -71,8 +71,8 @@ def evaluate(
     words = [*(settings or [])]
     if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
         run_dir, words = None, [str(run_dir), *words]
-    if (run_dir is None) == (base is None):
-        raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed eval --help")
+    alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
+    _check_what("eval", run_dir, base, alone)
     if cross and run_dir is None:
         raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
@@ -82,10 +82,6 @@ def evaluate(
     from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
 
     if run_dir is not None:
-        alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
-        if given := [option for option, value in alone.items() if value is not None]:
-            raise UserError(f"{given[0]} only works with --base; override a run's own by settings such as "
-                            "task.path=FOLDER or task.template=chat")  # fmt: skip
         from llm_fed.experiment.rounds import opened
 
         with opened(run_dir, everybody=True) as folder:
@@ -112,18 +108,20 @@ def evaluate(
         print_scores({summary.metric: summary.as_json()})
 
 
+def _check_what(command: str, run_dir: Path | None, base: str | None, alone: Mapping[str, object]) -> None:
+    """Refuse a run beside a base, or neither; and with a run an option that stands for what a run brings itself."""
+    if (run_dir is None) == (base is None):
+        raise UserError(f"give either a run folder or --base (with or without --adapter); see llm-fed {command} --help")
+    if run_dir is not None and (given := [option for option, value in alone.items() if value is not None]):
+        raise UserError(f"{given[0]} only works with --base; leave it out, as a run brings its own")
+
+
 @app.command(rich_help_panel="Use a finished run")
 def report(
     run_dir: Annotated[Path, typer.Argument(help="A run folder; the run may be finished, interrupted, or go on.")],
 ) -> None:
     """Write report.html of a run anew: as far as it has come, or with the pages of this version."""
-    if not (run_dir / "config.yaml").is_file():
-        whole, at, _ = str(run_dir).rpartition("@")
-        if at and (Path(whole) / "config.yaml").is_file():
-            raise UserError(f"{run_dir}: a report is of all rounds of a run; give {whole}")
-        held = "holds a comparison" if (run_dir / "table.json").is_file() else "has no config.yaml"
-        raise UserError(f"{run_dir} is not the folder of a run: it {held}; give the --out of an llm-fed run")
-    from llm_fed.eval.report import write_anew  # takes seconds, so mistakes are named first
+    from llm_fed.eval.report import write_anew
 
     out.print(str(write_anew(run_dir)))
 
@@ -151,17 +149,13 @@ def audit(
 
     found = auditing.audit(run_dir, rounds=chosen, sample=sample, every=every)
     outcome = {0: "nothing differs", 1: "differs", 3: "not verified"}[found.code]
-    if as_json:
-        print(json.dumps({"outcome": outcome, **asdict(found)}))
-        raise typer.Exit(found.code)
-    for line in found.checked:
-        print(printable(f"checked      {line}"))
-    for line in found.unchecked:
-        print(printable(f"NOT VERIFIED {line}"))
+    lines = [f"checked      {line}" for line in found.checked]
+    lines += [f"NOT VERIFIED {line}" for line in found.unchecked]
     for item in found.findings:
         where = f"round {item.round}" + (f", {item.client}" if item.client else "")
-        print(printable(f"DIFFERS      {where}: {item.kind}: {item.what}"))
-    print(f"{len(found.findings)} findings" if found.findings else outcome)
+        lines.append(f"DIFFERS      {where}: {item.kind}: {item.what}")
+    lines.append(f"{len(found.findings)} findings" if found.findings else outcome)
+    print_result({"outcome": outcome, **asdict(found)}, lines, as_json)
     raise typer.Exit(found.code)
 
 
@@ -216,12 +210,7 @@ def chat(
 ) -> None:
     """Chat with the personal adapters of a run, or with a base model. Type /client NAME, /base, /system TEXT, /reset or
     /quit. If standard input is not a terminal, each line is one prompt."""
-    if (run_dir is None) == (base is None):
-        raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed chat --help")
-    if run_dir is not None and (given := adapter or template):
-        raise UserError(
-            f"{given}: --adapter and --template only work with --base; leave them out, as a run brings its own"
-        )
+    _check_what("chat", run_dir, base, {"--adapter": adapter, "--template": template})
     if base is not None and client is not None:
         raise UserError(f"--client {client} only works with a run folder; with --base, give --adapter DIR")
     # What follows takes seconds, so mistakes are named first.

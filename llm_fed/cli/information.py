@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import typer
 
 from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.basics.files import write_result
-from llm_fed.cli.printing import Json, out, print_list, program_name
+from llm_fed.cli.printing import Json, out, print_list, print_result, program_name
 from llm_fed.cli.program import app
 
 
@@ -106,14 +105,11 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show this machine's hardware and packages, and test a fused training step, a 4-bit layer and the metrics."""
+    """Show this machine's hardware and packages, and test a fused training step and a 4-bit layer."""
     from llm_fed.commands import doctor as checks
 
     findings = checks.examine() if base is None else checks.known_of(base)
-    if as_json:
-        print(json.dumps(findings))
-    else:
-        for finding in findings:
-            out.print(f"{'ok  ' if finding['ok'] else 'FAIL'} {finding['what']}: {finding['found']}")
+    lines = [f"{'ok  ' if each['ok'] else 'FAIL'} {each['what']}: {each['found']}" for each in findings]
+    print_result(findings, lines, as_json)
     if not all(finding["ok"] for finding in findings):
         raise RunError("some checks failed; see the lines marked FAIL")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llm_fed.basics.errors import UserError
-from llm_fed.cli.printing import TEMPLATE, Allow, Json, out, print_scores, words_of
+from llm_fed.cli.printing import TEMPLATE, Allow, Json, Settings, out, print_result, print_scores, words_of
 from llm_fed.cli.program import app
 
 
@@ -91,13 +91,10 @@ def _several(
     except ValueError as error:
         raise UserError(f"--weights is {weights!r}; it must be numbers with commas, such as 0.5,0.3,0.2") from error
     recipe, scores = merge_folders(folders, method, out_dir, weights=shares, settings=given, base=base, scored=scored)
-    if as_json:
-        print(json.dumps({"folder": str(out_dir), **recipe, "scores": scores}))
-        return
-    for folder, score in scores.items():
-        out.print(f"{score:8.2f}  {folder}")
     lost = f"; {recipe['lost']:.1%} of it is cut off by the rank" if "lost" in recipe else ""
-    out.print(f"wrote the merge of {len(folders)} adapters by {method} to {out_dir}{lost}")
+    lines = [f"{score:8.2f}  {folder}" for folder, score in scores.items()]
+    lines.append(f"wrote the merge of {len(folders)} adapters by {method} to {out_dir}{lost}")
+    print_result({"folder": str(out_dir), **recipe, "scores": scores}, lines, as_json)
 
 
 def _parents(
@@ -130,10 +127,7 @@ def join(
         Path, typer.Option(help="The new client's examples: a file in the same form as those of the run's clients.")
     ],
     out_dir: Annotated[Path, typer.Option("--out", help="The PEFT folder to write.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="key=value settings that override the run's, e.g. task.columns.prompt=question."),
-    ] = None,
+    settings: Settings = None,
     examples: Annotated[
         int, typer.Option(min=1, help="How many examples, drawn at random, the merging weights are fitted to, at most.")
     ] = 16,
@@ -151,9 +145,5 @@ def join(
     from llm_fed.commands import join as joining
 
     recipe = joining.join(run_dir, data, out_dir, examples=examples, steps=steps, words=settings or [])
-    if as_json:
-        print(json.dumps({"folder": str(out_dir), **recipe}))
-        return
-    for line in joining.for_terminal(recipe):
-        out.print(line)
-    out.print(f"the PEFT folder is {out_dir}")
+    lines = [*joining.for_terminal(recipe), f"the PEFT folder is {out_dir}"]
+    print_result({"folder": str(out_dir), **recipe}, lines, as_json)

@@ -7,15 +7,14 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from llm_fed.basics.errors import listed
-from llm_fed.basics.terminal import Terminal
+from llm_fed.basics.terminal import Terminal, table_of_numbers
 from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts, with_range
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config
@@ -37,6 +36,11 @@ Allow = Annotated[
     ),
 ]  # fmt: skip
 RUN = "The folder of a finished run; RUN@ROUND and RUN@best are a round that any run has kept, and its best one."
+RunFolder = Annotated[Path, typer.Argument(help=RUN)]
+ConfigFile = Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(help="key=value settings that override those of CONFIG or RUN, e.g. rounds=20.")
+]
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
 FEW = 20  # of so many clients each has a row
 LOWEST = 5  # clients with the lowest scores that are named where not all are
@@ -66,8 +70,13 @@ def program_name() -> str:
     return "llm-fed" if shutil.which("llm-fed") or not beside.exists() else shlex.quote(os.path.relpath(beside))
 
 
-def count_of(pictures: list[Path]) -> str:
-    return f"{len(pictures)} picture{'' if len(pictures) == 1 else 's'}"
+def print_result(value: object, lines: Iterable[str], as_json: bool) -> None:
+    """A result, as JSON where that is requested, else in lines."""
+    if as_json:
+        print(json.dumps(value))
+        return
+    for line in lines:
+        out.print(line)
 
 
 def print_scores(scores: dict[str, dict[str, Any]]) -> None:
@@ -80,21 +89,15 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         out.print(not_defined("the metric", [*undefined]) if undefined else none)
         return
     last = next(reversed(known.values()))
-    table = Table(title=with_range(last["metric"]), title_justify="left")
-    table.add_column("client")
     shown = {name: score for name, score in scores.items() if name in known or not score}
-    for name in shown:
-        table.add_column(name, justify="right")
     scored = dict.fromkeys(client for score in known.values() for client in score["clients"])
     unscored = dict.fromkeys(client for score in known.values() for client in score.get("unscored", ()))
     many = len(scored) > FEW
+    table = table_of_numbers(with_range(last["metric"]), f"{len(scored)} clients" if many else "client", [*shown])
     for client in (*scored, *(client for client in unscored if client not in scored)) if not many else ():
         table.add_row(client, *(_number(score.get("clients", {}).get(client)) for score in shown.values()))
-    if many:
-        table.columns[0].header = f"{len(scored)} clients"
-    elif len(scored) > 1:
-        table.add_section()
     if len(scored) > 1:
+        table.add_section()
         for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
             table.add_row(label, *(_number(score.get(key)) for score in shown.values()))
     if beside := dict.fromkeys(what for score in shown.values() for what in score.get("beside", {})):
@@ -107,10 +110,8 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         if name not in ("base", "rule"):
             lowest = sorted(score["clients"].items(), key=lambda item: item[1])[:LOWEST]
             out.print(f"lowest of {name}: " + ", ".join(f"{client} {number:.1f}" for client, number in lowest))
-    without = [client for client in unscored if client not in undefined]
-    if without:
-        said = f"{len(without)} clients have no example to be scored on: {listed(without)}"
-        out.print(said if many else NOT_SCORED)
+    if any(client not in undefined for client in unscored):
+        out.print(NOT_SCORED)
     if undefined:
         out.print(not_defined(last["metric"], [*undefined]))
     for line in about_rule(known):
@@ -151,9 +152,7 @@ def print_cross(folder: Path | None, cross: dict[str, Any], as_json: bool) -> No
         print(json.dumps(cross))
         return
     if len(cross["clients"]) <= 8:  # more are too wide for a terminal
-        table = Table(title=with_range(cross["metric"]), title_justify="left")
-        for name in ("model of", *cross["clients"]):
-            table.add_column(name, justify="left" if name == "model of" else "right")
+        table = table_of_numbers(with_range(cross["metric"]), "model of", cross["clients"])
         for client, row in zip(cross["clients"], cross["scores"], strict=True):
             table.add_row(client, *map(_number, row))
         if "base" in cross:

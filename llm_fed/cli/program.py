@@ -10,8 +10,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, get_type_hints
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -31,8 +31,8 @@ class _Commands(TyperGroup):
             command.help = escape(" ".join((command.help or "").split()))
             hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
             for parameter in command.params:
-                about = getattr(hints.get(parameter.name), "__metadata__", ())
-                parameter.help = escape(getattr(parameter, "help", None) or (about[0].help if about else None) or "")
+                _, about = get_args(hints[parameter.name])
+                parameter.help = escape(about.help)
         super().__init__(commands=commands, **settings)
 
 
@@ -89,13 +89,13 @@ def _set_up() -> None:
 @contextmanager
 def _other_ranks() -> Iterator[None]:
     """At rank 0 of a launch: the others, until it is done. At the others: all that they do, and the end."""
-    if not _in_launch():
-        yield
-        return
-    from llm_fed.experiment.run import join_launch
-
+    others: AbstractContextManager[Any] | None = nullcontext()
     try:
-        others = join_launch()
+        if launchers.process_rank() is not None:
+            launchers.check()
+            from llm_fed.experiment.run import join_launch  # takes seconds
+
+            others = join_launch()
     except UserError as error:  # each rank says it, as rank 0 may be ended before it could
         _stop(error, 2)
     except (KeyboardInterrupt, RunError) as error:  # rank 0 says what there is to say
@@ -104,17 +104,6 @@ def _other_ranks() -> Iterator[None]:
         raise SystemExit(0)
     with others:
         yield
-
-
-def _in_launch() -> bool:
-    """Whether this is one of several processes; what they need takes seconds to import."""
-    try:
-        if launchers.process_rank() is None:
-            return False
-        launchers.check()
-        return True
-    except UserError as error:
-        _stop(error, 2)
 
 
 @contextmanager

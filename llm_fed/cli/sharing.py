@@ -12,15 +12,17 @@ import typer
 from rich import filesize
 
 from llm_fed.basics.errors import UserError, printable
-from llm_fed.cli.printing import RUN, Allow, out
+from llm_fed.cli.printing import RUN, Allow, ConfigFile, RunFolder, Settings, out
 from llm_fed.cli.program import app
+
+Clients = Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")]
 
 
 @app.command(rich_help_panel="Share and deploy")
 def export(
-    run_dir: Annotated[Path, typer.Argument(help=RUN)],
+    run_dir: RunFolder,
     out_dir: Annotated[Path, typer.Argument(help="The folder for the copies, with one folder per client.")],
-    client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
+    client: Clients = None,
     merged: Annotated[
         bool,
         typer.Option("--merged", help="Write whole models, with the adapter merged into the base: no PEFT needed."),
@@ -57,9 +59,9 @@ def export(
 
 @app.command(rich_help_panel="Share and deploy")
 def push(
-    run_dir: Annotated[Path, typer.Argument(help=RUN)],
+    run_dir: RunFolder,
     namespace: Annotated[str, typer.Argument(help="Your user name on the Hub, or an organisation's name.")],
-    client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
+    client: Clients = None,
     private: Annotated[bool, typer.Option("--private", help="Make the repositories private.")] = False,
     license: Annotated[
         str | None, typer.Option(help="The adapters' licence, as the Hub's id (default: that of the base, or other).")
@@ -98,10 +100,8 @@ def push(
 
 @app.command(rich_help_panel="Share and deploy")
 def flower(
-    config: Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings that override the file, e.g. network.clients=8.")
-    ] = None,
+    config: ConfigFile,
+    settings: Settings = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="The folder of the app (default: apps/<config>-<method>).")
     ] = None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -12,11 +14,13 @@ import typer
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.cli.printing import (
     Allow,
+    ConfigFile,
     Json,
+    Settings,
     beside_baselines,
-    count_of,
     out,
     print_examples,
+    print_result,
     print_scores,
     print_warnings,
     program_name,
@@ -24,18 +28,16 @@ from llm_fed.cli.printing import (
 from llm_fed.cli.program import app
 
 if TYPE_CHECKING:
-    from llm_fed.commands.compare import Planned
     from llm_fed.eval.tables import Table
     from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
+    from llm_fed.experiment.job import Job
 
 
 @app.command(rich_help_panel="Train and compare")
 def run(
-    config: Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings that override the file, e.g. local.lr=1e-4.")
-    ] = None,
+    config: ConfigFile,
+    settings: Settings = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="The run folder (default: runs/<config>-<method>-seed<n>).")
     ] = None,
@@ -84,11 +86,7 @@ def run(
         return
     if dry_run:
         plan = experiment.dry_run(resolved, folder, fresh=fresh)
-        if as_json:
-            print(json.dumps(plan.as_json()))
-            return
-        for line in plan.for_terminal(folder):
-            out.print(line)
+        print_result(asdict(plan), plan.for_terminal(folder), as_json)
         return
     ending = Ending("--finish" if finish else "", by_key=True)
     result = experiment.train(resolved, folder, fresh=fresh, ending=ending, goes_on=goes_on)
@@ -196,19 +194,12 @@ def compare(
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     if dry_run:
-        _print_plan(comparison.dry_run(rows, folder, jobs=at_a_time), as_json)
+        runs_of_plan, together = comparison.dry_run(rows, folder, jobs=at_a_time)
+        print_result(*_planned(runs_of_plan, together), as_json)
         return
     table = comparison.compare(rows, folder, jobs=at_a_time)
-    if as_json:
-        print(json.dumps(table.as_json()))
-    else:
-        for part in table.for_terminal():
-            out.print(part)
-        out.print(
-            f"table.html, table.md, table.csv, table.json, {count_of(table.pictures)} and the runs are in {folder}"
-        )
-        for line in _chosen(table, folder):
-            out.print(line)
+    written = f"table.html, table.md, table.csv, table.json, its pictures and the runs are in {folder}"
+    print_result(table.as_json(), [*table.for_terminal(), written, *_chosen(table, folder)], as_json)
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; give the same command again to retry")
 
@@ -229,15 +220,15 @@ def _chosen(table: Table, folder: Path) -> list[str]:
     return [f"by validation: {best}, before {', '.join(others)}. Next:", *lines]
 
 
-def _print_plan(plan: Planned, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(plan))
-        return
-    for run in plan["runs"]:
-        state = "is complete" if run["complete"] else "would continue" if run["begun"] else "would be a new run"
-        first = f", after {' and '.join(run['starts_from'])}" if run["starts_from"] else ""
-        out.print(f"{'run':<11}{run['folder']} {state}{first}")
-    out.print(f"{'at a time':<11}{plan['jobs']}")
+def _planned(jobs: Sequence[Job], together: int | str) -> tuple[dict[str, object], list[str]]:
+    """The runs of a comparison, and how many are trained at a time, for programs and for people."""
+    runs, lines = list[dict[str, object]](), []
+    for job in jobs:
+        complete, begun, parents = bool(job.outcome), job.begun, [parent.shown for parent in job.parents.values()]
+        runs.append({"folder": job.shown, "complete": complete, "begun": begun, "starts_from": parents})
+        state = "is complete" if complete else "would continue" if begun else "would be a new run"
+        lines.append(f"{'run':<11}{job.shown} {state}" + (f", after {' and '.join(parents)}" if parents else ""))
+    return {"jobs": together, "runs": runs}, [*lines, f"{'at a time':<11}{together}"]
 
 
 @app.command(rich_help_panel="Train and compare")
@@ -268,11 +259,5 @@ def verdict(
 def _print_verdict(found: Verdict, lines: list[str], out_dir: Path | None, as_json: bool) -> None:
     from llm_fed.commands import finished
 
-    written = finished.write(found, out_dir) if out_dir else []
-    if as_json:
-        print(json.dumps(found.as_json()))
-        return
-    for line in lines:
-        out.print(line)
-    if written:
-        out.print(f"{' and '.join(written)} are in {out_dir}" if len(written) > 1 else f"verdict.md is in {out_dir}")
+    written = [finished.write(found, out_dir)] if out_dir else []
+    print_result(found.as_json(), [*lines, *written], as_json)

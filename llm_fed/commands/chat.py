@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llm_fed import kinds
 from llm_fed.basics.errors import UserError, printable, require
+from llm_fed.basics.terminal import Lasting
 from llm_fed.engine.continuous import Sampling as Sampling
 from llm_fed.export.load import load_client
 from llm_fed.export.origins import as_trained, read_origin
@@ -169,7 +170,7 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
                 _note(f"{word} is not a command.\n{HELP}" if word != "/help" else HELP)
             elif line:
                 _say(chat, line)
-                if getattr(sys.stdout, "reader_left", False):
+                if isinstance(sys.stdout, Lasting) and sys.stdout.reader_left:
                     return
         except UserError as error:
             _note(str(error))

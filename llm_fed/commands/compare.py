@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Final, TypedDict
+from typing import Final
 
 from rich.console import Console
 
@@ -17,7 +17,6 @@ from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import write_result
 from llm_fed.bench.bases import Bases
-from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.own import OwnObjects
@@ -26,14 +25,14 @@ from llm_fed.engine.memory import weights
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff, plot_verdict
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
-from llm_fed.experiment import on_ray, splits, unused
+from llm_fed.experiment import on_ray, splits
 from llm_fed.experiment.baselines import Baselines, shared_by
-from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
+from llm_fed.experiment.run import checked
 from llm_fed.experiment.side_by_side import LOGS, Process, SideBySide, Start, shares
 from llm_fed.models.lora import Lora
-from llm_fed.runs.folder import holds_results
-from llm_fed.runs.reading import scores_by_round
+from llm_fed.runs.reading import scores_in_training
+from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime import launch
 from llm_fed.settings import plugins
@@ -43,6 +42,7 @@ from llm_fed.tasks import natural
 
 RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
 Jobs = int | str  # a number, or RAY
+Shares = Sequence[Mapping[str, str]]  # variables of each process
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
 
 
@@ -53,53 +53,33 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
     RunError: another process writes to one of the runs, or the table cannot be written. `jobs`: how many runs are
     trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines."""
     reporter, out = reporter or Reporter(), out.absolute()
-    prepared = _prepare(rows, out, reporter, jobs)
-    named = (plugins.named_in(as_dict(job.config)) for job in prepared.plan.jobs())
+    plan, table, bases, parts = _prepare(rows, out, reporter, jobs)
+    named = (plugins.named_in(as_dict(job.config)) for job in plan.jobs())
     with plugins.allowing([name for names in named for name in names.values()]):
-        return _trained(prepared, reporter, out)
+        with closing(_trainings(plan, bases, parts, reporter, out)) as trainings:
+            for job, log in trainings:
+                if isinstance(job.outcome, str):
+                    reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
+                _write(_fill(table, plan), out)
+        table.notes += _changed(plan)
+        table.notes += filter(None, [spent_together(plan.jobs())])
+        _write(_fill(table, plan), out)
+        drawn = _drawn(table, out, plan.file.eval.during)
+        table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
+        write_comparison(table, out / "table.html", drawn)
+    return table
 
 
-class PlannedRun(TypedDict):
-    folder: str
-    complete: bool
-    begun: bool
-    starts_from: list[str]
+def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> tuple[list[Job], Jobs]:
+    """What `compare` would do with the same arguments: its runs, and how many at a time. Nothing is trained or written.
+    UserError, RunError: as `compare` before its first run."""
+    plan, _, _, parts = _prepare(rows, out.absolute(), Reporter(), jobs)
+    return [*plan.jobs()], len(parts) or RAY
 
 
-class Planned(TypedDict):
-    jobs: int | str
-    runs: list[PlannedRun]
-
-
-def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> Planned:
-    """What `compare` would do with the same arguments, as JSON values: its runs, and how many at a time. Nothing is
-    trained or written. UserError, RunError: as `compare` before its first run."""
-    prepared = _prepare(rows, out.absolute(), Reporter(), jobs)
-    return {
-        "jobs": len(prepared.shares) or RAY,
-        "runs": [
-            {"folder": job.shown, "complete": bool(job.outcome), "begun": holds_results(job.folder),
-             "starts_from": [parent.shown for parent in job.parents.values()]}
-            for job in prepared.plan.jobs()
-        ],
-    }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A comparison that has been checked and is still to be trained.
-
-    Attributes:
-        shares: variables of as many processes as train at a time; of this one alone none. Empty: Ray's machines train.
-    """
-
-    plan: ComparisonPlan
-    table: Table
-    bases: Bases
-    shares: Sequence[Mapping[str, str]]
-
-
-def _prepare(rows: Rows, out: Path, reporter: Reporter, jobs: Jobs) -> _Prepared:
+def _prepare(rows: Rows, out: Path, reporter: Reporter, jobs: Jobs) -> tuple[ComparisonPlan, Table, Bases, Shares]:
+    """A comparison that has been checked and is still to be trained, and the variables of as many processes as train at
+    a time; of this one alone none, and where Ray's machines train there is no process."""
     check_jobs(jobs, rows.own)
     with reporter.working(), turns.taken(reporter.note):
         plan = ComparisonPlan(rows, out)
@@ -108,11 +88,11 @@ def _prepare(rows: Rows, out: Path, reporter: Reporter, jobs: Jobs) -> _Prepared
         bases = Bases(reuse=True)
         table, waiting = _empty_table(plan, bases), sum(not job.outcome for job in plan.jobs())
         if isinstance(jobs, str):
-            return _Prepared(plan, table, bases, [] if waiting else [{}])
+            return plan, table, bases, [] if waiting else [{}]
         if (processes := min(jobs, waiting)) < 2:
-            return _Prepared(plan, table, bases, [{}])
+            return plan, table, bases, [{}]
         base, divided = bases.of(plan.file), any(job.config.base.device_map for job in plan.jobs())
-        return _Prepared(plan, table, bases, shares(jobs, processes, weights([base.model]), base.device, divided))
+        return plan, table, bases, shares(jobs, processes, weights([base.model]), base.device, divided)
 
 
 def check_jobs(jobs: Jobs, own: OwnObjects) -> None:
@@ -134,32 +114,17 @@ def check_jobs(jobs: Jobs, own: OwnObjects) -> None:
         )
 
 
-def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
-    """The table after every run of the plan that is still open."""
-    plan, table = prepared.plan, prepared.table
-    with closing(_trainings(prepared, reporter, out)) as trainings:
-        for job, log in trainings:
-            if isinstance(job.outcome, str):
-                reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
-            _write(_fill(table, plan), out)
-    table.notes += _changed(plan)
-    table.notes += filter(None, [spent_together(plan.jobs())])
-    _write(_fill(table, plan), out)
-    drawn = _drawn(table, out, plan.file.eval.during)
-    table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
-    write_comparison(table, out / "table.html", drawn)
-    return table
-
-
-def _trainings(prepared: _Prepared, reporter: Reporter, out: Path) -> Generator[tuple[Job, str], None, None]:
+def _trainings(
+    plan: ComparisonPlan, bases: Bases, parts: Shares, reporter: Reporter, out: Path
+) -> Generator[tuple[Job, str], None, None]:
     """Each open run when it has ended, with words on where its log is."""
-    jobs = [*prepared.plan.jobs()]
+    jobs = [*plan.jobs()]
     waiting, numbers = [job for job in jobs if not job.outcome], count(1)
 
     def begins(job: Job) -> None:
         reporter.note(f"{job.folder.name}: run {next(numbers)} of {len(waiting)}")
 
-    if len(prepared.shares) == 1:
+    if len(parts) == 1:
         baselines = Baselines()
         for job in jobs:
             if isinstance(job.outcome, dict):
@@ -169,16 +134,16 @@ def _trainings(prepared: _Prepared, reporter: Reporter, out: Path) -> Generator[
         waiting.sort(key=lambda job: (groups.index(shared_by(job.config, "")), not job.is_local))
         for job in waiting:
             begins(job)
-            job.train(reporter, prepared.bases.of(job.config), baselines)
+            job.train(reporter, bases.of(job.config), baselines)
             yield job, ""
         return
-    prepared.bases.give_back()
+    bases.give_back()
     with ExitStack() as stack:
-        starts: list[Start] = [partial(Process.begin, share) for share in prepared.shares]
+        starts: list[Start] = [partial(Process.begin, share) for share in parts]
         if starts:
             reporter.note(f"{len(starts)} runs at a time, each in a process of its own with a log in {out / LOGS}")
         else:
-            ray = on_ray.cluster(len(waiting), prepared.plan.file.device, reporter.note)
+            ray = on_ray.cluster(len(waiting), plan.file.device, reporter.note)
             starts = [stack.enter_context(ray)] * len(waiting)
         runs = SideBySide(jobs, starts, out, begins)
         for job in stack.enter_context(closing(runs.trained())):
@@ -195,14 +160,8 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     def parameters(job: Job, label: str) -> Parameters:
         if job in counted:
             return counted[job]
-        begins = not holds_results(job.folder)
-        if begins:
-            unused.check(job.config)
-        built = prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
-        if built.config.stop.patience is not None:
-            check_scored(built)
-        if begins:
-            built.base.check_names(job.config.adapter)
+        silent = Reporter(Console(quiet=True))
+        built = checked(job.config, silent, not job.begun, base=bases.of(job.config))
         metrics[label] = built.metric
         parents = [parameters(parent, label) for parent in job.parents.values()]
         counted[job] = count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
@@ -306,7 +265,10 @@ def _curves(table: Table, out: Path, split: str) -> dict[str, Band]:
     with fewer than two such rounds have no curve."""
     curves: dict[str, Band] = {}
     for row in table.rows:
-        seeds = [scores_by_round(out / result.folder, split) for result in row.results.values()]
+        seeds = []
+        for result in row.results.values():
+            known = scores_in_training(read_records(out / result.folder / "metrics.jsonl"), split)
+            seeds.append({round: line["mean"] for round, line in known.items() if round and "mean" in line})
         rounds = sorted(set.intersection(*map(set, seeds))) if seeds else []
         if len(rounds) > 1:
             scores = [[found[round] for found in seeds] for round in rounds]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,12 @@ class ComparisonPlan:
         for (label, seed), config in given.cells.items():
             with in_row(label):
                 planned[label, seed] = replace(paths.absolute(config), method=methods.canonical(config.method))
+        flat = [configfile.flat(configfile.as_dict(config)) for config in planned.values()]
         for location, saved in begun.items():
-            self._translate(location, saved, list(planned.values()))
+            before = configfile.flat(saved)
+            if not any(all(each.get(key) == before.get(key) for key in KEYS) for each in flat):
+                recorded = inputs.read(location)
+                any(translated(saved, recorded, config, self._contents) for config in planned.values())
         self._begun = {_digest(saved): location for location, saved in begun.items()}
         # What `base.dtype: auto` has meant: all runs compute alike, also when another machine continues them.
         own = {folders[cell] for cell, config in planned.items() if config.base.dtype != "auto"}
@@ -64,13 +68,6 @@ class ComparisonPlan:
                     f"the rows have changed, so two different runs would share {job.folder}; give another --out"
                 )
             job.read()
-
-    def _translate(self, folder: Path, saved: dict[str, Any], planned: Sequence[Config]) -> None:
-        """Write into the saved configuration of a run the paths under which its files are planned now."""
-        recorded, own = inputs.read(folder), configfile.flat(saved)
-        values = [configfile.flat(configfile.as_dict(config)) for config in planned]
-        if not any(all(each.get(key) == own.get(key) for key in KEYS) for each in values):
-            any(translated(saved, recorded, config, self._contents) for config in planned)
 
     def _settled(self, config: Config, auto: str | None) -> Config:
         """The configuration without `auto`: with what it has meant in the runs that are there, or what it means now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +21,26 @@ from llm_fed.runs.tracking import Reporter
 
 
 def cross_scores(
-    folder: Path,
-    *,
-    split: str = "test",
-    settings: Sequence[str] = (),
-    keep: bool = True,
+    folder: Path, *, split: str = "test", settings: Sequence[str] = (), keep: bool = True
 ) -> dict[str, Any]:
     """Score the personal model of every client on the `split` of every client, write the table to `cross.json` in the
-    run folder, and its report anew. Of n clients these are n^2 evaluations, which a note says first. Returns `clients`,
-    and `scores` (0-100): a row per client's model, a column per client whose examples it answers; and `metric`,
-    `split`, `limit` and `warnings`. Clients without such examples are in none of these, but are named as `unscored`.
-    UserError: as `evaluate_run`; or there are fewer than two clients, or their models differ in structure. RunError:
-    the disk is full, or the folder cannot be written.
-
-    Args:
-        keep: whether table and report are written.
-    """
+    run folder, and its report anew; how much work that is, a note says first. Returns `clients`, and `scores` (0-100):
+    a row per client's model, a column per client whose examples it answers; and `metric`, `split`, `limit` and
+    `warnings`. Clients without such examples are in none of these, but are named as `unscored`. UserError: as
+    `evaluate_run`; or there is no such table, see `cross.planned`. RunError: the disk is full, or the folder cannot be
+    written. `keep`: whether table and report are written."""
     reporter = Reporter()
     config = scoring_config(folder, split, settings, reporter)
+    config = replace(config, eval=replace(config.eval, cross=True))
     experiment, states = reopen(folder, config, settings, reporter)
-    sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in experiment.scored.items()}
-    clients = [id for id, size in sizes.items() if size]
-    if len(clients) < 2:
-        raise UserError(
-            f"--cross needs at least two clients with {split} examples, but the run has {len(clients)}; leave it out"
-        )
-    first = experiment.scored[clients[0]].structure
-    if any(experiment.scored[id].structure != first for id in clients):
-        raise UserError(
-            "--cross needs the same kind of model at all clients, but base.clients or adapter.rank gives them "
-            "different ones; leave it out"
-        )
-    examples = len(clients) * sum(sizes[id] for id in clients)
+    plan = cross.planned(experiment, split)
+    if not plan.clients:
+        raise UserError(f"{folder} has no cross table: {plan.why}; leave --cross out")
+    n, examples = len(plan.clients), sum(plan.sizes.values())
     reporter.note(
-        f"{len(clients)} models on the examples of {len(clients)} clients are {len(clients) ** 2} evaluations with "
-        f"{examples} answers; --limit N takes at most N examples of each client"
+        f"{n} models on the examples of {n} clients are {n * n} evaluations with {n * examples} answers; --limit N "
+        "takes at most N examples of each client"
     )
-    plan = cross.CrossPlan(tuple(clients), sizes, len(clients), config.eval.limit)
     metric = finished(folder)["scores"].get("metric")  # of the run's own test
     same_rows = all(word.startswith(("eval.limit=", "eval.metric=")) for word in settings)
     alike = split == "test" and experiment.metric == metric and same_rows
@@ -64,7 +48,7 @@ def cross_scores(
     found = cross.scored(experiment, plan, states, {}, base, split)
     table = cross.as_json(experiment, plan, found, split)
     table["warnings"] = warnings_of(Scores({}), {}, {}, found)
-    if unscored := [id for id, size in sizes.items() if not size]:
+    if unscored := [id for id, size in plan.sizes.items() if not size]:
         table["unscored"] = unscored
     if not keep:
         return table

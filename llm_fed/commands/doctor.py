@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError
-from llm_fed.models import loading
 from llm_fed.models.families import feels_padding
 from llm_fed.models.fused_experts import fused_parameters, known_parameters
-from llm_fed.models.loading import attention, check_name, config_of, explain, read_tokenizer, settle_dtype
+from llm_fed.models.loading import attention, check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.rotary import context
 from llm_fed.settings.config import AdapterConfig, BaseConfig
@@ -33,6 +32,7 @@ COMPARED = (
     "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "smollm3",
     "granite", "qwen2_moe", "qwen3_moe", "mixtral", "olmoe",
 )  # fmt: skip
+NO_TEMPLATE = "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
 _HEADROOM = 1.1  # of 4-bit weights: scales, and what stays in 16 bits beside embeddings
 
 
@@ -58,10 +58,8 @@ def examine() -> list[Examined]:
         "libraries": lambda: ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES),
         "device": _device,
         "memory and disk": _space,
-        "speed of bfloat16": _dtypes,
         "fused training (two clients, one step, shipped base)": lambda: _train(None),
         "4-bit base (bitsandbytes nf4)": lambda: _train("nf4"),
-        "metrics without network": _metrics,
     }
     return [_examined(what, check) for what, check in checks.items()]
 
@@ -77,17 +75,6 @@ def _space() -> str:
     (free, limit), disk = cgroups.free_memory(), shutil.disk_usage(".")
     within = "" if limit is None else f" (within {limit.name}, which is {limit.size / 2**30:.1f} GiB)"
     return f"{free / 2**30:.1f} GiB of memory{within} and {disk.free / 2**30:.1f} GiB of disk free"
-
-
-def _dtypes() -> str:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
-    cuda = device == "cuda"
-    computes = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else loading.bfloat16_hint()
-    return (
-        f"bfloat16 is {'computed by this device' if computes else 'emulated on this device, so slow'}; base.dtype=auto "
-        f"chooses {base.dtype} here"
-    )
 
 
 def _train(quantization: Literal["nf4"] | None) -> str:
@@ -113,19 +100,13 @@ def _train(quantization: Literal["nf4"] | None) -> str:
     return f"loss {results[0].losses[0]:.3f}"  # type: ignore[union-attr]
 
 
-def _metrics() -> str:
-    from llm_fed.scoring.scores import score
-
-    return f"rouge1 of equal texts is {score('rouge1', ['a b'], [('a b',)]):.0f}"
-
-
-def known_of(name: str, revision: str | None = None) -> list[Examined]:
+def known_of(name: str) -> list[Examined]:
     """A finding per question about a base, from its configuration and tokenizer, before any weight is loaded; of a base
     that cannot be used one is not ok. UserError: there is no such folder or Hub model, or it is no causal language
     model."""
     index = check_name(name)
-    config = config_of(name, index, revision)
-    tokenizer, ends, _ = read_tokenizer(BaseConfig(name, revision=revision))
+    config = config_of(name, index, None)
+    tokenizer, ends, _ = read_tokenizer(BaseConfig(name))
     try:
         with torch.device("meta"):  # layers and shapes without their numbers
             attn = attention(AutoModelForCausalLM, config, torch.float32)
@@ -143,7 +124,7 @@ def known_of(name: str, revision: str | None = None) -> list[Examined]:
         "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
         **({"adapters on the experts": lambda: _adapters(model, experts)} if experts.target_parameters else {}),
         "tokens": lambda: _tokens(model, tokenizer),
-        "chat template": lambda: _template(tokenizer),
+        "chat template": lambda: "yes (task.template=chat)" if tokenizer.chat_template else NO_TEMPLATE,
         "end-of-answer tokens": lambda: _end(ends, tokenizer),
     }
     return [_examined(what, answer) for what, answer in questions.items()]
@@ -172,9 +153,7 @@ def _size(model: PreTrainedModel) -> str:
 
 
 def _context(model: PreTrainedModel) -> str:
-    config = model.config.get_text_config()
-    length = context(config)
-    window = getattr(config, "sliding_window", None)
+    length, window = context(model.config), model.config.get_text_config().to_dict().get("sliding_window")
     known = "not stated" if length is None else f"{length:,} tokens"
     return known + (f"; a layer with a sliding window sees {window:,} of them" if window else "")
 
@@ -197,13 +176,6 @@ def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
         f"{len(tokenizer):,}, of which {len(without)} have no embedding: {names}. Texts with such a token are refused; "
         "call model.resize_token_embeddings(len(tokenizer)) and save the base again"
     )
-
-
-def _template(tokenizer: PreTrainedTokenizerBase) -> str:
-    template = tokenizer.chat_template
-    if not template:
-        return "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
-    return "yes (task.template=chat)"
 
 
 def _end(ends: set[int], tokenizer: PreTrainedTokenizerBase) -> str:

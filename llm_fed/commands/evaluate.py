@@ -15,14 +15,13 @@ from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import write_folders
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.baselines import rule_line, shared_by
+from llm_fed.experiment.baselines import best_rules, rule_line, shared_by
 from llm_fed.export import gguf_files, peft_folders
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.merged import skeleton
 from llm_fed.export.models import read as read_personal
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.personal import alone
-from llm_fed.method.site import Site
 from llm_fed.models.base import Base
 from llm_fed.models.labels import read_labels
 from llm_fed.models.prompt import FILE as PROMPT
@@ -46,9 +45,7 @@ _SCORING = (
     "task.", "eval.metric", "eval.limit", "eval.batch_size", "eval.max_new_tokens", "base.name", "base.dtype",
     "eval.base", "eval.cross", "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
-_DIVIDES = (
-    "task.validation", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",
-)  # fmt: skip
+_DIVIDES = ("task.validation", "task.partition.", "task.server.")
 _SELECTS = ("task.groups", "task.clients", "task.sample_clients", "task.name")  # other rows than those of the run
 _OF_TEXT = ("task.template", "task.max_length", "task.too_long", "task.loss_on")
 
@@ -61,7 +58,8 @@ def evaluate_run(folder: Path, *, split: str = "test", settings: Sequence[str] =
     reporter = Reporter()
     config = scoring_config(folder, split, settings, reporter)
     experiment, states = reopen(folder, config, settings, reporter)
-    found = {"base": _base(folder, experiment, split), "rule": rule_line(experiment, split)}
+    rule = rule_line(experiment, best_rules(experiment, split), split)
+    found = {"base": _base(folder, experiment, split), "rule": rule}
     known = {kind: line for kind, line in found.items() if line}
     warnings = finished(folder).get("warnings", [])  # of the run's own test
     scores = _score(experiment, states, split).as_json()
@@ -85,15 +83,9 @@ def scoring_config(folder: Path, split: str, settings: Sequence[str], reporter: 
     require("--split", split, SPLITS)
     config = lay_over(read_config(folder), settings, "the run folder")
     keys = keys_of(settings, "the run folder")
-    if splits.recall(folder) is not None:
-        if divided := [key for key in keys if key.startswith(_DIVIDES[:-3])]:
-            reporter.note(
-                f"{' and '.join(divided)} divides only rows that the run does not know; the others stay in their splits"
-            )
-    elif moved := [key for key in keys if key.startswith(_DIVIDES)]:
+    if divided := [key for key in keys if key.startswith(_DIVIDES)]:
         reporter.note(
-            f"{' and '.join(moved)} changes which examples are held out, so some of those scored now may be training "
-            "examples"
+            f"{' and '.join(divided)} divides only rows that the run does not know; the others stay in their splits"
         )
     return config
 
@@ -162,12 +154,9 @@ def evaluate_adapter(
     """One PEFT adapter, or a language model without any, on every client of a task, or on the examples of one file.
 
     The base is loaded as it was when the adapter was trained, but for what `settings` say of it. UserError: the adapter
-    is not one of this base, or there is nothing to score.
-
-    Args:
-        settings: `key=value` words that say what is scored, see `lay_over`: `task.path=FILE` or `task.name=NAME`.
-            Without a template there or in the adapter's folder alpaca-short is used, with a note.
-    """
+    is not one of this base, or there is nothing to score. `settings`: `key=value` words that say what is scored, see
+    `lay_over`: `task.path=FILE` or `task.name=NAME`. Without a template there or in the adapter's folder alpaca-short
+    is used, with a note."""
     require("--split", split, SPLITS)
     reporter, keys = reporter or Reporter(), keys_of(settings, "--base")
     origin = adapter or Path(os.path.expanduser(base_name))  # or a base with an adapter folded in
@@ -265,10 +254,7 @@ def examples_of(path: Path, task: TaskConfig) -> ClientData:
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
-    async def personal(site: Site) -> State:
-        return states[site.id]
-
-    summary = experiment.score(personal, split)
+    summary = experiment.score_states(states, split)
     if summary is None:
         raise UserError(
             f"no client has a {split} example to be scored on; with task.validation above 0 a validation split is held "

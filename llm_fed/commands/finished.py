@@ -44,7 +44,8 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
     """The verdict on finished runs, paired by the federation's and the training's seed. UserError: a folder is no
     finished run, or runs cannot be compared; it says which."""
     runs = [_FinishedRun(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
-    values = [_values(run.config, _APART) for run in runs]
+    settings = (flat(as_dict(run.config)) for run in runs)
+    values = [{key: value for key, value in each.items() if not _among(key, _APART)} for each in settings]
     _check(runs, values)
     groups: dict[str, dict[tuple[int, int], _FinishedRun]] = {}
     for run, label in zip(runs, _labels(values), strict=True):
@@ -80,18 +81,14 @@ def read_scores(path: Path) -> pd.DataFrame:
         raise UserError(f"{path} cannot be read as CSV with the columns row,draw,client,score: {error}") from error
 
 
-def write(verdict: Verdict, out: Path) -> list[str]:
-    """verdict.md and, where there is an interval, verdict.png in a folder; their names. RunError: they cannot be
+def write(verdict: Verdict, out: Path) -> str:
+    """verdict.md and, where there is an interval, verdict.png in a folder; that, in words. RunError: they cannot be
     written."""
     write_result(out / "verdict.md", verdict.as_markdown().lstrip().encode())
     if not verdict.column.known:
-        return ["verdict.md"]
+        return f"verdict.md is in {out}"
     plot_verdict(out / "verdict.png", verdict.column)
-    return ["verdict.md", "verdict.png"]
-
-
-def _values(config: Config, apart: Sequence[str]) -> dict[str, Any]:
-    return {key: value for key, value in flat(as_dict(config)).items() if not _among(key, apart)}
+    return f"verdict.md and verdict.png are in {out}"
 
 
 def _among(key: str, names: Sequence[str]) -> bool:
@@ -99,17 +96,14 @@ def _among(key: str, names: Sequence[str]) -> bool:
 
 
 def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> None:
-    first, settings = runs[0], values[0]
-    for run, own in zip(runs[1:], values[1:], strict=True):
-        for what in ("metric", *(key for key in {**settings, **own} if _among(key, _ALIKE))):
-            pair = [
-                _metric(each) if what == "metric" else values_of_run.get(what)
-                for each, values_of_run in ((first, settings), (run, own))
-            ]
-            if pair[0] != pair[1]:
+    metrics = (run.summary["scores"].get("metric") or run.config.eval.metric for run in runs)
+    alike = [{"metric": metric, **its} for metric, its in zip(metrics, values, strict=True)]
+    for run, its in zip(runs, alike, strict=True):
+        for key in ("metric", *(key for key in alike[0] | its if _among(key, _ALIKE))):
+            if (first := alike[0].get(key)) != its.get(key):
                 raise UserError(
-                    f"{first.folder} and {run.folder} cannot be compared: {what} is {pair[0]!r} and {pair[1]!r}; give "
-                    "runs with the same data, scored alike"
+                    f"{runs[0].folder} and {run.folder} cannot be compared: {key} is {first!r} and {its.get(key)!r}; "
+                    "give runs with the same data, scored alike"
                 )
     by_seed: dict[int, _FinishedRun] = {}
     for run in runs:
@@ -128,10 +122,6 @@ def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> No
 def _trained(run: _FinishedRun) -> set[str]:
     """The clients with a score but those that have no training example, which not every method scores."""
     return run.clients.keys() - set(run.summary.get("only_tested", ()))
-
-
-def _metric(run: _FinishedRun) -> str | None:
-    return run.summary["scores"].get("metric") or run.config.eval.metric
 
 
 def _labels(values: Sequence[dict[str, Any]]) -> list[str]:

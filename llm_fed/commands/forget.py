@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from llm_fed import methods, tasks
-from llm_fed.basics.errors import RunError, UserError, listed, require
+from llm_fed.basics.errors import UserError, listed, require
 from llm_fed.basics.files import remove, sync_folder
 from llm_fed.basics.names import same_name
 from llm_fed.bench.costs import read_work
@@ -28,9 +28,9 @@ from llm_fed.models import ranks
 from llm_fed.runs import extend, inputs
 from llm_fed.runs.folder import ENDED, WRITTEN
 from llm_fed.runs.inputs import Contents, Files
-from llm_fed.runs.lock import HeldError, Lock
+from llm_fed.runs.lock import Lock
 from llm_fed.runs.reading import is_finished, read_config
-from llm_fed.runs.records import read_object
+from llm_fed.runs.records import recall
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
@@ -52,7 +52,10 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
     if not folder.exists() and is_finished(again):  # killed between the two renames
         os.replace(again, folder)
     config, record = read_config(folder), splits.recall(folder)
-    with _alone(folder):
+    with ExitStack() as stack:
+        lock = Lock(folder)
+        lock.acquire(print)
+        stack.callback(lock.release)
         groups = read_config(again).task.groups if (again / "config.yaml").exists() else None
         begun = groups is not None and record is not None and {*groups} < {*record.clients}
         if beside.exists() and not begun and record and same_name(client, record.clients) is None:
@@ -74,19 +77,6 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
         sync_folder(folder.parent)
         remove(beside)
     return _lasting(config, client)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    lock = Lock(folder)
-    try:
-        lock.acquire(print)
-    except HeldError as error:
-        raise RunError(f"{error} is writing to {folder}; wait for its end, then give the same command") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _checked(folder: Path, config: Config, record: Record | None, client: str) -> Record:
@@ -115,7 +105,7 @@ def _checked(folder: Path, config: Config, record: Record | None, client: str) -
 
 def _hindrances(folder: Path, config: Config, client: str) -> dict[str, bool]:
     """Why a run should not, or cannot, be trained again without a client, and whether that is so."""
-    ended, origin = read_object(folder / ENDED) if (folder / ENDED).exists() else None, config.start
+    ended, origin = recall(folder / ENDED), config.start
     source = splits.recall_around(Path(origin)) if origin else None
     strange = [name for name in sorted(os.listdir(folder)) if name not in WRITTEN and not name.startswith(".")]
     return {

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -109,8 +110,8 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
     config = TaskConfig("files", str(path), columns=named, bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
         data = tasks.load(config, 0)
-    seen = Seen.of(data)
-    reading, warnings = seen.reading, seen.warnings
+    reading, remarks, warnings = _seen(data)
+    sample = survey.samples(data)
     template = "{prompt}" if reading.texts else _template(base, known)
     if known.problem:
         warnings.append(
@@ -118,13 +119,13 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
             "lengths and template are unknown: the file leaves task.max_length and eval.max_new_tokens at their "
             "defaults, so give init again with the base at hand"
         )
-    enough, about_lengths, longer = _lengths(seen, known, template, survey.number(data))
+    enough, about_lengths, longer = _lengths(sample, known, template, survey.number(data))
     warnings += longer
-    answers, metric, objective, about_objective = _goal(seen.examples, reading)
+    answers, metric, objective, about_objective = _goal([*chain.from_iterable(sample.values())], reading)
     findings = {
         **about_clients(data, chosen),
         "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
-        **seen.remarks,
+        **remarks,
         "alike": near_duplicates(data).words(),
         "look-up": known_answers((client.train, client.test) for client in data.clients.values()),
         "lengths": about_lengths,
@@ -165,15 +166,15 @@ def _draft_labelled(path: Path, given: UserChoices, base: str, known: KnownBase)
     config = TaskConfig(name, str(path), columns=named, bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
     head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
-    seen = Seen.of(data)
-    reading, examples = seen.reading, seen.examples
+    reading, remarks, warnings = _seen(data)
+    examples = [*chain.from_iterable(survey.samples(data).values())]
     longest, about_lengths, too_long = _lengths_of_texts(examples, known)
     numbers = name == "regression"
     roles = {"prompt": "text", "input": "second text", "answer": "number" if numbers else "label"}
     findings = {
         **about_clients(data, chosen),
         "columns": ", ".join(f"{roles.get(role, role)} = {column}" for role, column in reading.roles.items()),
-        **seen.remarks,
+        **remarks,
         "labels": "" if numbers else _about_labels(examples, data),
         "answers": "a number for each text, scored by Pearson's correlation" if numbers
         else "one label for each text, scored by accuracy",
@@ -183,7 +184,7 @@ def _draft_labelled(path: Path, given: UserChoices, base: str, known: KnownBase)
     written = list(data.labels) if not numbers and len(data.labels) <= MOST_LABELS else None
     work = Workload.of(survey.sizes(data), LABEL_PASSES, LABEL_BATCH)
     return composed(
-        given, data, work, rates_of(known.config, answers=False), findings, seen.warnings,
+        given, data, work, rates_of(known.config, answers=False), findings, warnings,
         answers=False,
         task=name,
         base=base,
@@ -237,27 +238,14 @@ def _holds_pictures(path: Path) -> bool:
     return any(file.suffix.lower() in (".npz", *SUFFIXES) for file in (path.rglob("*") if path.is_dir() else [path]))
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What was read of texts, and what is to be said of it."""
-
-    sample: Mapping[str, Sequence[Example]]  # by client
-    reading: Reading
-    remarks: dict[str, str]
-    warnings: list[str]
-
-    @classmethod
-    def of(cls, data: TaskData) -> Seen:
-        reading = data.reading or Reading()
-        remarks = reading.for_people()
-        left_out = remarks.pop("left out", None)
-        warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
-        warnings += [f"left out are {left_out}"] if left_out else []
-        return cls(survey.samples(data), reading, remarks, warnings + about_sizes(data))
-
-    @property
-    def examples(self) -> list[Example]:
-        return [example for own in self.sample.values() for example in own]
+def _seen(data: TaskData) -> tuple[Reading, dict[str, str], list[str]]:
+    """How texts were read, and what is to be said of them: remarks, and warnings."""
+    reading = data.reading or Reading()
+    remarks = reading.for_people()
+    left_out = remarks.pop("left out", None)
+    warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
+    warnings += [f"left out are {left_out}"] if left_out else []
+    return reading, remarks, warnings + about_sizes(data)
 
 
 def composed(
@@ -266,13 +254,27 @@ def composed(
 ) -> Draft:  # fmt: skip
     """The draft of these data; `values` are those of the template alone."""
     method, several = given.method or ALONE, len(data.clients) > 1
-    settings = settings_of(method, work, rates, evaluation or {})
+    rows = _rows(method, work)
     reason = ", as given" if given.method else f" ({WHY if several else 'there is one client'})"
     said = {what: words for what, words in findings.items() if words}
-    passes = f"about {_few_digits(work.passes)} passes over the examples of a median client"
+    passes = f"about {_few_digits(work.passes)} passes over the training examples of a median client"
     said["method"] = f"{method}{reason}; {work.rounds} rounds, {work.steps} steps of a client in a round: {passes}"
-    text = rendered(path=given.data, **settings, **values)
-    return Draft(text, said, warnings, method, tuple(settings["rows"]), answers)
+    scored = {key: value for key, value in (evaluation or {}).items() if value is not None}
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parents[1] / "assets"), undefined=StrictUndefined, trim_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters["flow"] = _flow
+    text = environment.get_template("init.yaml.jinja").render(
+        path=given.data, work=work, about_work=passes, rows=rows,
+        about_method="Each client trains alone. docs/choosing.md says what else there is, and what was measured."
+        if method == ALONE else "docs/choosing.md says when to use which method.",
+        method={"name": method} | ({"num_models": min(MODELS, work.clients)} if method == "fedmerge" else {}),
+        local={"steps": work.steps, "batch_size": work.batch, **rates},
+        eval={"every": math.ceil(work.rounds / 4)} | scored,
+        **values,
+    )  # fmt: skip
+    return Draft(text, said, warnings, method, tuple(rows), answers)
 
 
 def completed(config: Mapping[str, Json], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
@@ -311,25 +313,6 @@ def _known(base: Any) -> KnownBase | None:
 
     model, tokenizer = base if isinstance(base, tuple | list) and len(base) == 2 else (None, None)
     return KnownBase(tokenizer, model.config.get_text_config()) if isinstance(model, PreTrainedModel) else None
-
-
-def settings_of(
-    method: str, work: Workload, rates: Mapping[str, float], evaluation: Mapping[str, Json]
-) -> dict[str, Any]:
-    """What the file says of method, training and evaluation."""
-    own: dict[str, Json] = {"name": method}
-    if method == "fedmerge":
-        own["num_models"] = min(MODELS, work.clients)
-    return {
-        "work": work,
-        "about_work": f"about {_few_digits(work.passes)} passes over the training examples of a median client",
-        "about_method": "Each client trains alone. docs/choosing.md says what else there is, and what was measured."
-        if method == ALONE else "docs/choosing.md says when to use which method.",
-        "method": own,
-        "local": {"steps": work.steps, "batch_size": work.batch, **rates},
-        "eval": {"every": math.ceil(work.rounds / 4)} | {key: v for key, v in evaluation.items() if v is not None},
-        "rows": _rows(method, work),
-    }  # fmt: skip
 
 
 def _rows(method: str, work: Workload) -> dict[str, list[str]]:
@@ -385,13 +368,14 @@ def _template(base: str, known: KnownBase) -> str:
 
 
 def _lengths(
-    seen: Seen, known: KnownBase, template: str, total: int
+    sample: Mapping[str, Sequence[Example]], known: KnownBase, template: str, total: int
 ) -> tuple[survey.LengthLimits | None, str, list[str]]:
     """Enough for the examples, `total` in all, what was seen in words, and warnings; of an unknown base nothing."""
     if known.tokenizer is None:
         return None, "", []
     context = known.context
-    by_client, note = survey.lengths(seen.sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
+    assert known.config is not None  # where there is a tokenizer
+    by_client, note = survey.lengths(sample, known.tokenizer, template, known.config.vocab_size)
     found, whole = survey.limits(by_client, context), sorted(length for own in by_client.values() for length, _ in own)
     words = f"{whole[(len(whole) - 1) // 2]} tokens (median), {whole[-1]} at most"
     words += f", of a sample of {len(whole):,}" if len(whole) < total else ""
@@ -438,18 +422,6 @@ def _why(template: str, known: bool) -> str:
     if not known:
         return "use chat for an instruction-tuned base"
     return "the base has no chat template; others: alpaca, plain"
-
-
-def rendered(**values: Any) -> str:
-    """The configuration as YAML, of the values in assets/init.yaml.jinja."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parents[1] / "assets"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["flow"] = _flow
-    return environment.get_template("init.yaml.jinja").render(**values)
 
 
 def _flow(value: Json) -> str:

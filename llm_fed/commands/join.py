@@ -8,24 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import methods
-from llm_fed.basics import documents
-from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import prepare
 from llm_fed.commands.evaluate import examples_of, lay_over
 from llm_fed.experiment import pool, splits
-from llm_fed.experiment.joining import way
+from llm_fed.experiment.joining import merged_from_pool, merged_with_own
+from llm_fed.experiment.merging import write_adapter
 from llm_fed.experiment.pool import Pool
-from llm_fed.export import models
-from llm_fed.export.card import model_card
 from llm_fed.kinds import Kind
 from llm_fed.kinds.language import load_base
+from llm_fed.method.merge import Merge
+from llm_fed.method.requests import succeeded
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import Config, EvalConfig, TaskConfig, check
-from llm_fed.settings.configfile import as_dict
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record
@@ -48,13 +47,7 @@ def for_terminal(recipe: Mapping[str, Any]) -> list[str]:
 
 
 def join(
-    run: Path,
-    data: Path,
-    out: Path,
-    *,
-    examples: int = 16,
-    steps: int | None = None,
-    words: Sequence[str] = (),
+    run: Path, data: Path, out: Path, *, examples: int = 16, steps: int | None = None, words: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Give the owner of a file a personal adapter from the pool of a finished run, and write it to `out`; how it was
     made. UserError: the run has no pool, the file has no usable example, or `out` is there already. RunError: training
@@ -81,13 +74,7 @@ def join(
     recipe = {"run": run.resolve().name, "pool": offered.what, **recipe}
     if config.privacy.clip is not None:
         recipe["note"] = f"the noise of the run does not cover the examples of {client.client}"
-    prompt = base.prompt_of(config)
-    card = model_card(
-        models.described(structure, base, 0, prompt), client=client.client,
-        method=config.method["name"], paper=methods.build(config.method).paper, metrics={},
-        config=documents.dump(as_dict(config)), recipe=recipe,
-    )  # fmt: skip
-    models.write(out, state, structure, base, card, prompt)
+    write_adapter(out, config, base, client.client, (state, structure), 0, recipe, base.prompt_of(config))
     return recipe
 
 
@@ -103,42 +90,35 @@ def _personal(
 ) -> tuple[State, Structure, dict[str, Any]]:
     """The new client's adapter, its structure, and how it was made. `known`: the rows that the run knows, so that none
     is held out that it has trained on."""
-    name, joins = client.client, way(config, offered, examples, steps)
+    name, method = client.client, methods.build(config.method)
     assert isinstance(offered.structure, Lora)  # a pool holds adapters
-    (divided,) = ByContent(config.seed, known).hold_out([ClientData(name, client.test)], "validation", joins.validation)
-    experiment = prepare(
-        _alone(config, offered.structure, joins.start),
-        reporter,
-        base=base,
-        task=TaskData("files", "rouge1", {name: divided}),
-    )
+    held_out, start = (config.task.validation, config.start) if isinstance(method, Merge) else (0.0, None)
+    (divided,) = ByContent(config.seed, known).hold_out([ClientData(name, client.test)], "validation", held_out)
+    alone, task = _alone(config, offered.structure, start), TaskData("files", "rouge1", {name: divided})
+    experiment = prepare(alone, reporter, base=base, task=task)
     (site,) = experiment.clients.values()
     site.begin(config.rounds + 1, config.local.lr)
-    if joins.note:
-        reporter.note(joins.note)
-    (outcome,) = experiment.runtime.run({name: joins.personal(site)}).values()
-    if isinstance(outcome, ClientError):
-        raise RunError(str(outcome)) from outcome
-    if isinstance(outcome, Exception):
-        raise outcome
-    state, structure, recipe = outcome
+    if isinstance(method, Merge):
+        work = merged_with_own(site, method, offered, steps)
+        if steps is None:
+            reporter.note(
+                f"{config.method['name']} merges the federated adapter with a local one, which --steps K would train; "
+                "without it the client gets the federated one"
+            )
+    else:
+        work = merged_from_pool(site, offered, examples, steps)
+    state, structure, recipe = succeeded(experiment.runtime.run({name: work}))[name]
     return state, structure, recipe
 
 
 def _alone(config: Config, structure: Lora, start: str | None) -> Config:
     """The configuration of one client of the run by itself."""
-    task = config.task
-    return replace(
-        Config(),
-        seed=config.seed,
-        seeds=config.seeds,
-        device=config.device,
-        base=config.base,
-        adapter=replace(structure.as_config(), start=start),
+    task, evaluation = config.task, config.eval
+    return Config(
+        seed=config.seed, seeds=config.seeds, device=config.device, base=config.base, local=config.local,
+        adapter=replace(structure.as_config(), start=start), method={"name": "local"},
         task=TaskConfig(
             "files", max_length=task.max_length, too_long=task.too_long, template=task.template, loss_on=task.loss_on
         ),
-        method={"name": "local"},
-        local=config.local,
-        eval=EvalConfig(batch_size=config.eval.batch_size, max_new_tokens=config.eval.max_new_tokens),
+        eval=EvalConfig(batch_size=evaluation.batch_size, max_new_tokens=evaluation.max_new_tokens),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import kinds, methods, tasks
-from llm_fed.basics import checksum, documents, signs
+from llm_fed.basics import checksum, signs
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import write_result
@@ -20,10 +20,9 @@ from llm_fed.bench.parents import states_of_run
 from llm_fed.commands.evaluate import alone_config, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
-from llm_fed.experiment.merging import merge
+from llm_fed.experiment.merging import merge, write_adapter
 from llm_fed.experiment.rounds import opened
-from llm_fed.export import models, peft_folders
-from llm_fed.export.card import model_card
+from llm_fed.export import peft_folders
 from llm_fed.export.origins import as_trained, check_text, common_base, read_origin, say_differences
 from llm_fed.export.peft_settings import CONFIG
 from llm_fed.kinds import Kind
@@ -36,7 +35,7 @@ from llm_fed.runs.reading import HERE, read_config, saved_summary
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import Config, TaskConfig
-from llm_fed.settings.configfile import as_dict, keys_of
+from llm_fed.settings.configfile import keys_of
 from llm_fed.state import FACTORS, State, factor_of
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record, together
@@ -154,7 +153,11 @@ def merge_adapters(
         for name in (*reversed(RUN_FILES), CROSS, "report.html"):
             (out / name).unlink(missing_ok=True)
     recipes = {id: origins[id] | experiment.method.recipe(site) for id, site in experiment.clients.items()}
-    _write_adapters(experiment, out, states, recipes, prompt)
+    for id, site in experiment.clients.items():
+        model = states[id], site.structure
+        write_adapter(
+            out / id, experiment.config, experiment.base, id, model, site.data.num_labels, recipes[id], prompt
+        )
     if runs:
         known_rounds = {name: round for name, round in rounds.items() if round is not None}
         facts: dict[str, Json] = {"kind": "merge", "rounds": known_rounds}
@@ -280,35 +283,16 @@ def _common_structure(parents: Parents, base: Kind) -> Lora:
             "or use one of the two as it is"
         )
     layers = {option: adapted(base.model, structure) for option, structure in structures.items()}
-    if alone := {*layers["--fed"]} ^ {*layers["--local"]}:
-        raise UserError(
-            f"--fed and --local have different layers: {min(alone)} is one of a single one; llm-fed merge FOLDER "
-            "FOLDER --method linear (or ties, ...) merges them without examples"
-        )
+    alone = {*layers["--fed"]} ^ {*layers["--local"]}
+    differ = [f"layers ({min(alone)} is one of a single one)"] if alone else []
     for what, one, other in (("rank", fed.rank, local.rank), ("scaling", fed.scaling, local.scaling)):
-        if not math.isclose(one, other):
-            raise UserError(
-                f"--fed and --local have different {what} ({one} and {other}); llm-fed merge FOLDER FOLDER --method "
-                "linear (or ties, ...) merges them without examples"
-            )
+        differ += [] if math.isclose(one, other) else [f"{what} ({one} and {other})"]
+    if differ:
+        raise UserError(
+            f"--fed and --local have different {differ[0]}; llm-fed merge FOLDER FOLDER --method linear (or ties, ...) "
+            "merges them without examples"
+        )
     return fed
-
-
-def _write_adapters(
-    experiment: Experiment,
-    out: Path,
-    states: Mapping[str, State],
-    recipes: Mapping[str, Mapping[str, Json]],
-    prompt: Prompt | None,
-) -> None:
-    config, method, base = experiment.config, experiment.method, experiment.base
-    for id, site in experiment.clients.items():
-        card = model_card(
-            models.described(site.structure, base, site.data.num_labels, prompt), client=id,
-            method=config.method["name"], paper=method.paper, metrics={}, config=documents.dump(as_dict(config)),
-            recipe=recipes[id],
-        )  # fmt: skip
-        models.write(out / id, states[id], site.structure, base, card, prompt)
 
 
 def _write_run(

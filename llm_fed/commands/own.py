@@ -4,9 +4,10 @@ methods and metric."""
 from __future__ import annotations
 
 import importlib.util
-import sys
+import inspect
+import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from llm_fed.basics.documents import Json
@@ -121,7 +122,7 @@ def _label(method: Any) -> str:
 
 def _called(thing: Any) -> str:
     """The name of a class or function, or of the class of an object."""
-    return str(getattr(thing, "__name__", None) or type(thing).__name__)
+    return str((thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)).__name__)
 
 
 def _base(base: Any) -> tuple[str, Any, str]:
@@ -161,7 +162,7 @@ def _method(method: Any, label: str) -> tuple[str, dict[str, Json] | None]:
     name = builtin or _importable(kind) or objects.named(label or kind.__name__)
     if not isinstance(method, Method):
         return name, None
-    values = {key: getattr(method, key) for key in fields_of(kind)}
+    values = {key: value for key, value in asdict(method).items() if key in fields_of(kind)}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     return name, {"name": name, **plain}
 
@@ -176,15 +177,14 @@ def _metric(metric: Any) -> str:
 
 def _importable(thing: Any) -> str | None:
     """`module:Name`, where any process that starts here finds the same thing under it; None where none does."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
-    if not module or module == "__main__" or not name or "<" in name:
+    from llm_fed.method.merge import kind_of
+
+    if not (isinstance(thing, type) or inspect.isroutine(thing)) or thing.__module__ in ("__main__", None):
         return None
-    location: Any = sys.modules.get(module)
-    for part in name.split("."):
-        location = getattr(location, part, None)
     try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
+        found = pkgutil.resolve_name(plugins.path_of(thing))
+        spec = importlib.util.find_spec(thing.__module__)
+    except (ImportError, ValueError, AttributeError):
         return None
-    same = location is thing or getattr(location, "merge", None) is thing
+    same = found is thing or kind_of(found) is thing
     return plugins.path_of(thing) if same and spec is not None and spec.origin else None

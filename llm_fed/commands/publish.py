@@ -57,7 +57,9 @@ class Publisher:
             known, target = self._known(), copies / str(round)
             names = {f"{client}@{round}": target / client for client in folders}
             for client, folder in folders.items():
-                if f"{client}@{round}" in known and not _same(folder / WEIGHTS, target / client / WEIGHTS):
+                copy = target / client / WEIGHTS
+                same = copy.is_file() and copy.read_bytes() == (folder / WEIGHTS).read_bytes()
+                if f"{client}@{round}" in known and not same:
                     raise UserError(
                         f"{self.url} already serves another {client}@{round}, and might answer from what it has cached "
                         "of it; start the server anew"
@@ -94,7 +96,3 @@ class Publisher:
             hint = "; start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true" if reply.status_code == 404 else ""
             raise RunError(f"{where} answers {reply.status_code}: {one_line(reply.text, 200)}{hint}")
         return reply
-
-
-def _same(one: Path, other: Path) -> bool:
-    return other.is_file() and one.read_bytes() == other.read_bytes()

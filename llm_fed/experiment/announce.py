@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.filesize import decimal
 
-from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit, peak_of, weights
 from llm_fed.engine.ways import describe as describe_passes
@@ -90,25 +90,25 @@ class Costs:
         """Lines for people, by their label. `several`: whether messages are those of more than one run."""
         rows = {"messages": self._messages(several), "memory": self._memory()}
         if self.step is not None:
-            rows["fits"] = f"yes, about {describe(self.memory_free - self.step)} would be left"
+            rows["fits"] = f"yes, about {decimal(self.memory_free - self.step)} would be left"
         within = f"; limited by {self.memory_limit}" if self.memory_limit else ""
-        memory = f"{describe(self.memory_free)} of memory (with the base loaded{within})"
-        free = f"{memory}, {describe(self.disk_free)} of disk"
-        return {**rows, "disk": f"{describe(self.state)} per checkpoint for the server's state", "free": free}
+        memory = f"{decimal(self.memory_free)} of memory (with the base loaded{within})"
+        free = f"{memory}, {decimal(self.disk_free)} of disk"
+        return {**rows, "disk": f"{decimal(self.state)} per checkpoint for the server's state", "free": free}
 
     def _messages(self, several: bool) -> str:
         if not self.down_run and not self.up_run:
             return "nothing is sent"
         each = f"a client receives {self.down.each()} bytes and sends {self.up.each()} in round 1; "
-        whole = f"about {describe(self.down_run)} down and {describe(self.up_run)} up in the whole run"
+        whole = f"about {decimal(self.down_run)} down and {decimal(self.up_run)} up in the whole run"
         return whole if several else each + whole
 
     def _memory(self) -> str:
         if self.step is None:
-            return f"{describe(self.base)} for the base"
+            return f"{decimal(self.base)} for the base"
         return (
-            f"about {describe(self.base + self.step)} to train: base {describe(self.base)}, and a training step "
-            f"{describe(self.step)} (measured); scoring is not included"
+            f"about {decimal(self.base + self.step)} to train: base {decimal(self.base)}, and a training step "
+            f"{decimal(self.step)} (measured); scoring is not included"
         )
 
     def check(self) -> None:
@@ -117,17 +117,9 @@ class Costs:
         if self.step is not None and self.step > self.memory_free:
             change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
             raise UserError(
-                f"a training step takes about {describe(self.step)} of memory beside the base, and "
-                f"{describe(self.memory_free)} are free{change}"
+                f"a training step takes about {decimal(self.step)} of memory beside the base, and "
+                f"{decimal(self.memory_free)} are free{change}"
             )
-
-
-def describe(number: float) -> str:
-    """Bytes, in the unit that suits them."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:.0f} bytes"
 
 
 @dataclass(frozen=True)
@@ -156,10 +148,6 @@ class RunPlan:
     own_steps: int = 0
     costs: Costs | None = None
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
-
-    def as_json(self) -> dict[str, Json]:
-        """The plan as JSON values."""
-        return asdict(self)
 
     def rows(self) -> dict[str, str]:
         """Lines for people, by their label; of a run that goes on what may have changed."""
@@ -228,8 +216,9 @@ def run_plan(
 
 def _steps(built: Experiment, of_round: CountSummary) -> tuple[int, int]:
     """The steps of a client in the whole run, on the mean, and of these the ones after the last round."""
-    server, own = built.server, steps_of(built, "finish")
-    each = steps_of(built, "client_update") or (
+    server, method = built.server, built.method
+    own = 0 if type(method).finish is Method.finish else steps_of(built, method.finish)
+    each = steps_of(built, method.client_update) or (
         of_round.total / len(built.trainers) if built.clients else of_round.most
     )
     return own + round(built.config.rounds * each * server.cohort / max(1, len(server.clients))), own
@@ -306,14 +295,8 @@ def _work(config: Config, steps: CountSummary) -> str:
 
 def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence[RunPlan] = ()) -> RunPlan:
     """The plan with its costs, for which method and engine are asked; the experiment must not be trained afterwards.
-
-    Args:
-        folder: the run folder, which need not exist.
-        parents: the plans, with costs, of the runs that this one starts from.
-
-    Raises:
-        UserError: a training step takes more memory than is free, as a CPU has no error for want of memory.
-    """
+    UserError: a training step takes more memory than is free, as a CPU has no error for want of memory. `folder`: the
+    run folder, which need not exist. `parents`: the plans, with costs, of the runs that this one starts from."""
     config, base, method = built.config, built.base, built.method
     sites, down, up = built.trainers or built.clients, {}, {}
     state = method.init(built.server)
@@ -366,10 +349,10 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
     return peak_of(step, built.base.device)
 
 
-def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int:
+def steps_of(built: Experiment, step: Callable[[Client, Any], Coroutine[Any, Any, Any]]) -> int:
     """The optimizer steps that the first client asks for in a step of the method; 0 where that does not train, or it
     cannot be known without training."""
-    if not built.trainers or (step == "finish" and type(built.method).finish is Method.finish):
+    if not built.trainers:
         return 0
     first = next(iter(built.trainers.values()))
     site, counted = _copied(first, first.local.steps_on(first.num_examples)), 0
@@ -382,7 +365,7 @@ def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int
 
     with suppress(Exception):  # what fails here says so in the run
         messages = Messages(built.method, built.method.init(built.server), [site.id], built.config.transport)
-        drive({site.id: getattr(built.method, step)(site, messages[site.id])}, count)
+        drive({site.id: step(site, messages[site.id])}, count)
     return counted
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llm_fed.basics.errors import UserError
 from llm_fed.eval.warning import Examples
 from llm_fed.federation.loop import log_base
+from llm_fed.kinds.encoding import Encodings
 from llm_fed.runs.folder import EXAMPLES, Run
 from llm_fed.runs.records import comparable, read_records
 from llm_fed.scoring.duplicates import known_answers
@@ -73,7 +74,7 @@ class Baselines:
         if experiment.scores_base and (base := self._base(experiment, run)):
             found["base"], examples["base"] = _logged(run, base.line), base.examples
         rules = best_rules(experiment)
-        if line := _with_look_up(line_of(experiment.metric, rules), experiment):
+        if line := rule_line(experiment, rules):
             found["rule"] = _logged(run, line)
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
@@ -109,17 +110,11 @@ def shared_by(config: Config, metric: str) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def rule_line(experiment: Experiment, split: str = "test") -> dict[str, Any] | None:
-    """The scores of the best rules on a split, and under `rules` which rule each client has.
-
-    None where nobody has examples of it, and with `privacy.clip`.
-    """
-    return _with_look_up(line_of(experiment.metric, best_rules(experiment, split), split), experiment)
-
-
-def _with_look_up(line: dict[str, Any] | None, experiment: Experiment) -> dict[str, Any] | None:
-    """The line of the rules, which on the test split also says how many answers training has shown."""
-    known = looked_up(experiment) if line and line["split"] == "test" else ""
+def rule_line(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any] | None:
+    """The scores of the best rules on a split, and under `rules` which rule each client has; on the test split also how
+    many answers training has shown. None without any rule."""
+    line = line_of(experiment.metric, rules, split)
+    known = looked_up(experiment) if line and split == "test" else ""
     return {**line, "look-up": known} if line and known else line
 
 
@@ -179,7 +174,7 @@ def looked_up(experiment: Experiment) -> str:
 
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:
     """The Examples of what was made of them; pictures as they are."""
-    return getattr(encoded, "examples", encoded)
+    return encoded.examples if isinstance(encoded, Encodings) else encoded
 
 
 def _logged(run: Run, line: Line) -> dict[str, Any]:

@@ -73,8 +73,8 @@ def planned(built: Experiment, split: str = "test") -> CrossPlan:
     if len(clients) < 2:
         if requested is True:
             raise UserError(
-                f"eval.cross=true needs at least two clients with {split} examples, and {len(clients)} of {len(sizes)} "
-                "has them; give them some, as task.validation does for validation, or set eval.cross=auto"
+                f"eval.cross=true (--cross) needs at least two clients with {split} examples, and {len(clients)} of "
+                f"{len(sizes)} has them; give them some, as task.validation does for validation, or leave it out"
             )
         return CrossPlan(why=f"it needs two clients with {split} examples")
     if config.privacy.by_example:
@@ -88,7 +88,9 @@ def planned(built: Experiment, split: str = "test") -> CrossPlan:
         return CrossPlan(tuple(clients), sizes, len(clients))
     sizes = {id: min(size, MOST_EXAMPLES) for id, size in sizes.items()}
     limit = MOST_EXAMPLES if any(size == MOST_EXAMPLES for size in sizes.values()) else None
-    return CrossPlan(_sample(clients, config.evaluation_seed), sizes, len(clients), limit)
+    drawn = torch.randperm(len(clients), generator=generator(config.evaluation_seed, "cross table"))[:MOST_CLIENTS]
+    chosen = sorted(drawn.tolist()) if len(clients) > MOST_CLIENTS else range(len(clients))
+    return CrossPlan(tuple(clients[index] for index in chosen), sizes, len(clients), limit)
 
 
 def scored(
@@ -117,27 +119,14 @@ def scored(
 
 
 def as_json(built: Experiment, plan: CrossPlan, cross: Cross, split: str = "test") -> dict[str, Json]:
-    """What cross.json holds."""
-    return table_of(cross, built.metric, split, plan.clients) | {"limit": plan.limit or built.config.eval.limit} | (
-        {"of": plan.of} if len(plan.clients) < plan.of else {}
-    )  # fmt: skip
+    """What cross.json holds: a row per client's model and a column per client whose examples it answers."""
 
+    def mean(scores: Sequence[float] | None) -> float | None:
+        return rounded(fmean(scores)) if scores else None
 
-def table_of(cross: Cross, metric: str, split: str, clients: Sequence[str]) -> dict[str, Json]:
-    """A row per client's model and a column per client whose examples it answers; None where it did not."""
-    rows = [[_mean(cross.answers.get((owner, id))) for id in clients] for owner in clients]
-    table: dict[str, Json] = {"metric": metric, "split": split, "clients": [*clients], "scores": rows}
-    base = [_mean(cross.base.get(id)) for id in clients]
-    return table | ({"base": base} if any(score is not None for score in base) else {})
-
-
-def _mean(scores: Sequence[float] | None) -> float | None:
-    return rounded(fmean(scores)) if scores else None
-
-
-def _sample(clients: Sequence[str], seed: int) -> tuple[str, ...]:
-    """In their order."""
-    if len(clients) <= MOST_CLIENTS:
-        return tuple(clients)
-    drawn = torch.randperm(len(clients), generator=generator(seed, "cross table"))[:MOST_CLIENTS].tolist()
-    return tuple(clients[index] for index in sorted(drawn))
+    clients, base = plan.clients, [mean(cross.base.get(id)) for id in plan.clients]
+    rows = [[mean(cross.answers.get((owner, id))) for id in clients] for owner in clients]
+    table: dict[str, Json] = {"metric": built.metric, "split": split, "clients": [*clients], "scores": rows}
+    table |= {"limit": plan.limit or built.config.eval.limit}
+    table |= {"base": base} if any(score is not None for score in base) else {}
+    return table | ({"of": plan.of} if len(clients) < plan.of else {})

@@ -20,20 +20,12 @@ from llm_fed.runtime.launch import other_ranks
 
 @dataclass
 class Ending:
-    """What a user has requested.
-
-    Args:
-        why: the reason that the run's files give, where it was requested before the run began.
-        by_key: whether the first Ctrl-C asks for it. The second one interrupts the run, as does every one of a run that
-            has no rounds to end.
-    """
+    """What a user has requested. `why`: why the run is to end after the round that goes on, as its files say it; empty:
+    it goes on. `by_key`: whether the first Ctrl-C asks for it. The second one interrupts the run, as does every one of
+    a run that has no rounds to end."""
 
     why: str = ""
     by_key: bool = field(default=False, kw_only=True)
-
-    def requested(self) -> str:
-        """Why the run is to end after the round that goes on; empty: it goes on."""
-        return self.why
 
     @contextmanager
     def listening(self, note: Callable[[str], None]) -> Iterator[None]:
@@ -64,14 +56,8 @@ class Ending:
 
 
 def check_begun(run: Run, why: str) -> None:
-    """Refuse to finish a run with what there is where there is nothing.
-
-    Args:
-        why: how the user requested it.
-
-    Raises:
-        UserError: no round of it, or of a run that it starts from, has a checkpoint.
-    """
+    """Refuse to finish a run with what there is where there is nothing. UserError: no round of it, or of a run that it
+    starts from, has a checkpoint. `why`: how the user requested it."""
     if not extend.rounds_done(run.folder) or not run.continues:
         raise UserError(
             f"{why} finishes a run with the rounds that it has, but {run.folder} has no checkpoint of any round; leave "
@@ -82,9 +68,9 @@ def check_begun(run: Run, why: str) -> None:
 def check_scored(experiment: Experiment) -> None:
     """Refuse a stop rule that would never see a score. UserError: nobody who is scored here has a validation
     example."""
-    scored = experiment.scored.values()  # over a network there is nobody
-    if scored and not any(site.data.queries.get("validation") for site in scored):
-        raise UserError(UNSCORED.format(experiment.config.stop.patience))
+    scored, patience = experiment.scored.values(), experiment.config.stop.patience  # over a network there is nobody
+    if patience is not None and scored and not any(site.data.queries.get("validation") for site in scored):
+        raise UserError(UNSCORED.format(patience))
 
 
 def describe(done: Mapping[str, Any], fresh: str) -> str:

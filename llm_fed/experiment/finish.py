@@ -9,7 +9,6 @@ from typing import Any
 
 from llm_fed.basics import checksum, signs
 from llm_fed.basics.documents import Json
-from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
@@ -22,17 +21,19 @@ from llm_fed.federation import privacy
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import Messages, finish
 from llm_fed.federation.progress import Progress, restore
+from llm_fed.kinds.encoding import Encodings
 from llm_fed.kinds.kind import Shown
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.requests import succeeded
 from llm_fed.method.site import Site
 from llm_fed.runs.folder import ENDED, SAMPLES, Run, log_event
+from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.evaluation import notes_on_length, predict
 from llm_fed.scoring.metrics import Prediction
 from llm_fed.scoring.scores import ABILITY, METRICS, not_defined
-from llm_fed.state.wire import Message, WireError
+from llm_fed.state.wire import Message
 
 NO_SCORE = "It has none, as the client has no test example."
 _SAMPLED = 50  # clients with sample predictions; of more, the first: a page of samples is for looking at
@@ -72,7 +73,8 @@ def facts_of(progress: Progress) -> dict[str, Any]:
 
 def _remembered(experiment: Experiment) -> dict[str, dict[str, Any]]:
     """By client the rows that it remembers."""
-    return {id: dict(getattr(site.memory, "rows", {})) for id, site in experiment.trainers.items()}
+    sites = experiment.trainers.items()
+    return {id: dict(site.memory.rows) for id, site in sites if isinstance(site.memory, Memory)}
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -81,13 +83,8 @@ def selected_round(experiment: Experiment, run: Run, progress: Progress, reporte
     if config.eval.select == "best" and progress.best.round not in (0, progress.round):
         counted = {id: site.memory.get(NOISY_STEPS) for id, site in experiment.clients.items()}
         ended = progress.ended
-        try:
-            progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
-            progress.ended = ended
-        except WireError as error:
-            raise RunError(
-                f"the best round's checkpoint cannot be read: {error}; set eval.select=last to use the last round"
-            ) from error
+        progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
+        progress.ended = ended
         for id, steps in counted.items():
             if steps is not None:  # what was spent stays spent, whichever round is tested
                 experiment.clients[id].memory[NOISY_STEPS] = steps
@@ -143,7 +140,7 @@ def deliver(
         if path.name not in written and path.is_dir():  # of an earlier end of this run
             remove(path)
     config_text = checksum.uncommented(read_file(run.folder / "config.yaml").decode())
-    spent = spent_in(run)
+    spent = spent_of(run.records())
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
@@ -160,15 +157,8 @@ def write_samples(experiment: Experiment, run: Run, personal: Predictions, base:
     """Write `samples.jsonl`: a line per example, by client in their order. Without any sample there is no file.
 
     There are none of image models, and none where `privacy.clip` is set: a report is handed on, and samples are texts
-    of the clients.
-
-    Args:
-        personal: of the personal models.
-        base: of the base, as far as they are known.
-
-    Raises:
-        RunError: the disk is full.
-    """
+    of the clients. RunError: the disk is full. `personal`: of the personal models. `base`: of the base, as far as they
+    are known."""
     config, model = experiment.config, experiment.base
     most = config.report.samples if config.privacy.clip is None else 0
     clients = [id for id in experiment.scored if id in personal][:_SAMPLED] if most else []
@@ -185,9 +175,9 @@ def write_samples(experiment: Experiment, run: Run, personal: Predictions, base:
     answered = {**base, **succeeded(experiment.runtime.run(work))}
     lines, shown = [], Shown(model)
     for id in clients:
-        examples = getattr(experiment.scored[id].data.queries["test"], "examples", None)
+        queries = experiment.scored[id].data.queries["test"]
         for number, query in enumerate(asked[id]):
-            example = examples[number] if examples else None
+            example = queries.examples[number] if isinstance(queries, Encodings) else None
             lines.append({"client": id, **shown.line(query, answered[id][number], personal[id][number], example)})
     run.write_lines(SAMPLES, lines)
 
@@ -214,11 +204,6 @@ def personal_models(
     ]  # fmt: skip
     work = {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in wanted}
     return succeeded(experiment.runtime.run(work))
-
-
-def spent_in(run: Run) -> dict[str, Any] | None:
-    """What the run spent of its clients' privacy; None where it had none."""
-    return spent_of(run.records())
 
 
 def spent_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -270,7 +255,7 @@ def write_summary(
     config = experiment.config
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
     result |= {"examples": experiment.examples, **experiment.apart, **facts}
-    if spent := spent_in(run):
+    if spent := spent_of(run.records()):
         result["privacy"] = spent
     run.mark()
     run.digests.end(round, run.folder)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,12 +22,14 @@ from llm_fed.federation import privacy
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.runs import inputs
-from llm_fed.runs.folder import Run
+from llm_fed.runs.folder import Run, holds_results
 from llm_fed.runs.inputs import Contents
 from llm_fed.runs.reading import events, shares_of, validated
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
+
+Cost = TypeVar("Cost", Traffic, ClientWork)
 
 
 @dataclass(eq=False)
@@ -51,6 +53,10 @@ class Job:
                 if done is not None:
                     inputs.check_finished(run.folder, run.config, run.contents)
                 self.outcome = "" if done is None or lacks_exports(run) else done
+
+    @property
+    def begun(self) -> bool:
+        return holds_results(self.folder)
 
     @property
     def is_local(self) -> bool:
@@ -93,8 +99,8 @@ class Job:
             base=base and without(base, uncounted),
             rule=rule and without(rule, uncounted),
             shared=shared_by(self.config, scores.get("metric", "")),
-            traffic=self._traffic(),
-            work=self._work(),
+            traffic=self._with_parents(read_traffic),
+            work=self._with_parents(read_work),
             federation=self.config.federation_seed,
             training=self.config.training_seed,
             warnings=self.outcome.get("warnings", ()),
@@ -113,17 +119,12 @@ class Job:
         """What went wrong, here and in the runs that this one starts from."""
         return sum((parent._events() for parent in self.parents.values()), events(self.folder))
 
-    def _traffic(self, last_round: int | None = None) -> Traffic:
-        """Bytes up to a round; with those of the parents up to the rounds that are merged."""
+    def _with_parents(self, read: Callable[[Path, int | None], Cost], last_round: int | None = None) -> Cost:
+        """What it took up to a round, with what its parents took up to the rounds that are merged."""
         assert isinstance(self.outcome, dict)
-        parents = (parent._traffic(self.outcome["needs"][name]) for name, parent in self.parents.items())
-        return sum(parents, read_traffic(self.folder, last_round))
-
-    def _work(self, last_round: int | None = None) -> ClientWork:
-        """What training took up to a round, with that of the parents, as for bytes."""
-        assert isinstance(self.outcome, dict)
-        parents = (parent._work(self.outcome["needs"][name]) for name, parent in self.parents.items())
-        return sum(parents, read_work(self.folder, last_round))
+        needs = self.outcome.get("needs", {})
+        parents = (parent._with_parents(read, needs[name]) for name, parent in self.parents.items())
+        return sum(parents, read(self.folder, last_round))
 
 
 def spent_together(jobs: Iterable[Job]) -> str:

@@ -1,4 +1,5 @@
-"""What a client that joins after the last round does: it weighs the pool's adapters by its own examples.
+"""What a client that joins after the last round does: it weighs the pool's adapters by its own examples, or merges the
+pool's one with its own.
 
 Shape letter: d adapters of a pool.
 """
@@ -7,21 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from llm_fed import methods
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.names import rounded
-from llm_fed.experiment.merging import join
-from llm_fed.experiment.pool import Personal, Pool, Way
+from llm_fed.experiment.pool import Pool
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
-from llm_fed.settings.config import Config
+from llm_fed.models.structure import Structure
 from llm_fed.state import State, combine
 
 # Nats per target token by which the losses of two adapters differ where their weights differ e-fold. Without a limit
@@ -29,39 +27,45 @@ from llm_fed.state import State, combine
 TEMPERATURES = (math.inf, 1.0, 0.3, 0.1, 0.03, 0.0)
 AT_ONCE = 32  # adapters whose losses are found together
 
-
-@dataclass(frozen=True)
-class Weighed:
-    """How the adapters of a pool are merged for one client.
-
-    Attributes:
-        weights: (d,), float64, at least 0, with the sum 1.
-        loss: of the merge, in nats per target token of the client's examples.
-        equal: the same with equal weights.
-    """
-
-    weights: Tensor
-    loss: float
-    equal: float
+Personal = tuple[State, Structure, dict[str, Any]]  # an adapter, its structure, and how it was made
 
 
-async def weigh(site: Client, pool: Sequence[State], examples: Sequence[Any]) -> Weighed:
-    """Weights by which the merge of the pool has a low loss on the examples, found by forward passes alone.
+async def merged_from_pool(site: Client, pool: Pool, count: int, steps: int | None) -> Personal:
+    """The merge of a pool with weights by which it has a low loss on at most `count` examples, found by forward passes
+    alone, and then trained so many steps.
 
     The weights are a softmax of the negative losses that the adapters have alone. Of all TEMPERATURES the one is taken
     whose merge has the lowest loss, and of equal losses the highest. So the merge is never worse on these examples than
-    one with equal weights, or than the best adapter alone.
-
-    Raises:
-        ClientError: a loss is not finite.
+    one with equal weights, or than the best adapter alone. ClientError: a loss is not finite.
     """
-    alone = await _losses(site, pool, examples)
-    if len(pool) == 1:
-        return Weighed(torch.ones(1, dtype=torch.float64), float(alone), float(alone))
+    states, chosen = list(pool.members.values()), site.sample(count)
+    alone = await _losses(site, states, chosen)
     candidates = [softmax(alone, temperature) for temperature in TEMPERATURES]
-    losses = await _losses(site, [combine(pool, weights) for weights in candidates], examples)
-    chosen = int(losses.argmin())
-    return Weighed(candidates[chosen], float(losses[chosen]), float(losses[0]))
+    merges = [combine(states, weights) for weights in candidates]
+    losses = await _losses(site, merges, chosen) if len(states) > 1 else alone
+    best = int(losses.argmin())
+    recipe = {
+        "weights": dict(zip(pool.members, rounded(candidates[best].tolist()), strict=True)),
+        "examples": len(chosen),
+        "loss": rounded(float(losses[best])),
+        "loss_of_equal_weights": rounded(float(losses[0])),
+    }
+    if steps is None:
+        return merges[best], pool.structure, recipe
+    return await site.fit(merges[best], steps=steps), pool.structure, recipe | {"steps": steps}
+
+
+async def merged_with_own(site: Client, method: Merge, pool: Pool, steps: int | None) -> Personal:
+    """The merge of the pool's one adapter, which is federated, with one that the client trains in so many steps (None:
+    the federated one)."""
+    ((name, federated),) = pool.members.items()
+    if steps is None:
+        return federated, pool.structure, {"weights": {name: 1.0}}
+    local = await site.fit(site.initial(), steps=steps)
+    structure = method.wrap(site.structure, site)
+    own, parents = replace(site, structure=structure), (parent.name for parent in method.parents)
+    await method.finish(own, dict(zip(parents, (federated, local), strict=True)))
+    return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}
 
 
 def softmax(losses: Tensor, temperature: float) -> Tensor:
@@ -80,27 +84,3 @@ async def _losses(site: Client, states: Sequence[State], examples: Sequence[Any]
     if not losses.isfinite().all():
         raise ClientError(f"client {site.id}: one of the run's adapters has a loss on its examples that is not finite")
     return losses
-
-
-async def merged_from_pool(site: Client, pool: Pool, count: int, steps: int | None) -> Personal:
-    """The merge of a pool with the weights that `weigh` finds on at most `count` examples, trained so many steps."""
-    names, states, chosen = list(pool.members), list(pool.members.values()), site.sample(count)
-    weighed = await weigh(site, states, chosen)
-    recipe = {
-        "weights": dict(zip(names, rounded(weighed.weights.tolist()), strict=True)),
-        "examples": len(chosen),
-        "loss": rounded(weighed.loss),
-        "loss_of_equal_weights": rounded(weighed.equal),
-    }
-    state = combine(states, weighed.weights)
-    if steps is None:
-        return state, pool.structure, recipe
-    return await site.fit(state, steps=steps), pool.structure, recipe | {"steps": steps}
-
-
-def way(config: Config, pool: Pool, count: int, steps: int | None) -> Way:
-    """How a client joins the run of this configuration, see `merged_from_pool` and `merging.join`."""
-    method = methods.build(config.method)
-    if isinstance(method, Merge):
-        return join(config, method, pool, steps)
-    return Way(partial(merged_from_pool, pool=pool, count=count, steps=steps))

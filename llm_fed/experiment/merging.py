@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import signs
+from llm_fed import methods
+from llm_fed.basics import documents, signs
 from llm_fed.basics.errors import RunError, one_line
 from llm_fed.bench.build import Experiment
 from llm_fed.bench.parents import config_of, states_of_run
 from llm_fed.eval import merges
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.finish import deliver
-from llm_fed.experiment.pool import Personal, Pool, Way
 from llm_fed.experiment.splits import log_reading
 from llm_fed.export import models
+from llm_fed.export.card import model_card
+from llm_fed.kinds import Kind
 from llm_fed.method import Parent
-from llm_fed.method.client import Client
-from llm_fed.method.merge import Merge
 from llm_fed.method.requests import succeeded
+from llm_fed.models.prompt import Prompt
+from llm_fed.models.structure import Structure
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.records import read_object, read_records, time_of_day
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict
 from llm_fed.state import State
 
 Train = Callable[[Config, Path], dict[str, Any]]  # the run in a folder, to its end; its summary
@@ -108,14 +110,9 @@ def log_recipe(run: Run, round: int, client: str, read: Callable[[], Any], round
 
 
 def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]], last: int | None = None) -> None:
-    """Merge at every client what it is `given` (by parent and client).
-
-    Args:
-        last: the round after which the run ends, from which random choices follow (default: that of the configuration).
-
-    Raises:
-        UserError, RunError: a client cannot be merged.
-    """
+    """Merge at every client what it is `given` (by parent and client). UserError, RunError: a client cannot be merged.
+    `last`: the round after which the run ends, from which random choices follow (default: that of the
+    configuration)."""
     work = {}
     for id, site in experiment.clients.items():
         site.begin((last or experiment.config.rounds) + 1, experiment.config.local.lr)
@@ -123,22 +120,14 @@ def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]], last
     succeeded(experiment.runtime.run(work))
 
 
-def join(config: Config, method: Merge, pool: Pool, steps: int | None) -> Way:
-    """How a client joins a merge whose federated adapter is the pool: it merges that with one that it trains in so many
-    steps (None: it gets the federated adapter)."""
-    ((name, federated),) = pool.members.items()
-
-    async def personal(site: Client) -> Personal:
-        if steps is None:
-            return federated, pool.structure, {"weights": {name: 1.0}}
-        local = await site.fit(site.initial(), steps=steps)
-        structure = method.wrap(site.structure, site)
-        own, parents = replace(site, structure=structure), (parent.name for parent in method.parents)
-        await method.finish(own, dict(zip(parents, (federated, local), strict=True)))
-        return await method.personalize(own, None), structure, {"steps": steps, **method.recipe(own)}
-
-    note = (
-        f"{config.method['name']} merges the federated adapter with a local one, which --steps K would train; without "
-        "it the client gets the federated one"
-    )
-    return Way(personal, config.task.validation, config.start, note if steps is None else "")
+def write_adapter(
+    folder: Path, config: Config, base: Kind, client: str, model: tuple[State, Structure], labels: int,
+    recipe: Mapping[str, Any], prompt: Prompt | None,
+) -> None:  # fmt: skip
+    """Write an adapter that was merged outside of a run, with its card. `labels`: how many a classifier tells apart."""
+    state, structure = model
+    card = model_card(
+        models.described(structure, base, labels, prompt), client=client, method=config.method["name"],
+        paper=methods.build(config.method).paper, metrics={}, config=documents.dump(as_dict(config)), recipe=recipe,
+    )  # fmt: skip
+    models.write(folder, state, structure, base, card, prompt)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llm_fed import kinds, methods
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.bench.parents import config_of
 from llm_fed.export import peft_folders
 from llm_fed.method import Method
-from llm_fed.method.client import Client
 from llm_fed.models.base import Base
 from llm_fed.models.structure import Structure
-from llm_fed.runs.checkpoint import Checkpoints, rounds_in
+from llm_fed.runs.checkpoint import Checkpoints, check_kept
 from llm_fed.runs.reading import exported, finished
 from llm_fed.settings.config import Config
 from llm_fed.state import State
-from llm_fed.state.wire import WireError
 
 
 @dataclass(frozen=True)
@@ -31,19 +28,6 @@ class Pool:
     what: str  # they are, in words
 
 
-Personal = tuple[State, Structure, dict[str, Any]]  # an adapter, its structure, and how it was made
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a client joins a run."""
-
-    personal: Callable[[Client], Coroutine[Any, Any, Personal]]  # makes its adapter
-    validation: float = 0.0  # the share of its examples that is held out for that
-    start: str | None = None  # where its training starts, as `adapter.start` says it
-    note: str = ""  # what its owner should know
-
-
 def check(folder: Path, config: Config) -> None:
     """Refuse a run that has nothing to offer, before its base is loaded. UserError: why, and what to do."""
     finished(folder)
@@ -51,7 +35,7 @@ def check(folder: Path, config: Config) -> None:
         raise UserError(f"{folder} trained whole image models; only adapters of language models can be joined")
     kinds.check_writes(config, f"{folder} trained {{noun}}s; only adapters of language models can be joined")
     folder, config, _ = _federation(folder, config)
-    if not _at_server(methods.build(config.method)):
+    if type(methods.build(config.method)).pool is Method.pool:
         exported(folder)
 
 
@@ -61,48 +45,35 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
     or they cannot be merged with each other. RunError: the checkpoint that holds the server's models is damaged."""
     folder, config, requested = _federation(folder, config)
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
-    if _at_server(method):
+    if type(method).pool is not Method.pool:
         structure = method.wrap(base.structure(config.adapter), None)
         assert structure.plain  # they are merged as they are
         models = method.pool(_server_state(folder, round))
         members = {f"model {j}": model for j, model in enumerate(models)}
-        of = f"{name}'s server after round {round}"
-        return Pool(
-            members, structure, f"the model of {of}" if len(models) == 1 else f"the {len(models)} models of {of}"
-        )
+        return Pool(members, structure, f"the {len(models)} models of {name}'s server after round {round}")
     if requested is not None:
         structure = base.structure(config.adapter)
         model = method.broadcast(_server_state(folder, requested), "")
         return Pool({name: model}, structure, f"the adapter of {name} after round {requested}")
     paths = exported(folder)
     if method.one_model:
-        client, path = next(iter(paths.items()))
-        state, structure = peft_folders.read(path, base)
-        _check_plain(folder, structure)
-        return Pool({name: state}, structure, f"the adapter of {name}, which is the same for all clients")
+        paths = {name: next(iter(paths.values()))}
     read = {client: peft_folders.read(path, base) for client, path in paths.items()}
     first = next(iter(read.values()))[1]
     for client, (_, structure) in read.items():
-        _check_plain(folder, structure)
+        if not structure.plain:
+            raise UserError(
+                f"{folder} gives each client several adapters with a gate of its own, which cannot be merged; join a "
+                "run of a method that gives one, such as fedmerge or fedit"
+            )
         if (structure.rank, structure.scaling) != (first.rank, first.scaling):
             raise UserError(
                 f"{folder} has adapters of different rank or scaling (of {next(iter(read))} and of {client}), which "
                 "cannot be merged; join a run whose clients have one rank"
             )
     members = {client: state for client, (state, _) in read.items()}
-    return Pool(members, first, f"the adapters of the {len(members)} clients of {name} after round {round}")
-
-
-def _at_server(method: Method) -> bool:
-    return type(method).pool is not Method.pool
-
-
-def _check_plain(folder: Path, structure: Structure) -> None:
-    if not structure.plain:
-        raise UserError(
-            f"{folder} gives each client several adapters with a gate of its own, which cannot be merged; join a "
-            "run of a method that gives one, such as fedmerge or fedit"
-        )
+    whose = f"the adapters of the {len(paths)} clients of {name} after round {round}"
+    return Pool(members, first, f"the adapter of all clients of {name}" if method.one_model else whose)
 
 
 def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]:
@@ -121,13 +92,5 @@ def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]
 
 
 def _server_state(folder: Path, round: int) -> Any:
-    checkpoints = Checkpoints(folder / "checkpoints", beside=True)
-    if round not in rounds_in(checkpoints.folder):
-        raise UserError(
-            f"{folder} has no checkpoint of round {round} any more, which holds the server's models; llm-fed run "
-            "--fresh makes it again"
-        )
-    try:
-        return checkpoints.load(round).state["state"]
-    except WireError as error:
-        raise RunError(f"the checkpoint of round {round} in {folder} cannot be read: {error}") from error
+    check_kept(folder, round)
+    return Checkpoints(folder / "checkpoints", beside=True).load(round).state["state"]

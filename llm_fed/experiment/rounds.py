@@ -21,18 +21,16 @@ from llm_fed.experiment import splits
 from llm_fed.experiment.finish import contents, spent_of
 from llm_fed.export import models
 from llm_fed.federation.clients import Messages, run_each
-from llm_fed.federation.progress import Ended, Progress, restore
-from llm_fed.kinds import Kind
+from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
 from llm_fed.method.requests import succeeded
-from llm_fed.runs.checkpoint import BEST, Checkpoints, Place, Saved, check_kept, rounds_in
+from llm_fed.runs.checkpoint import BEST, Checkpoints, DamagedCheckpoint, Place, Saved, check_kept, rounds_in
 from llm_fed.runs.folder import ENDED, SPLITS
 from llm_fed.runs.reading import read_config, saved_summary
-from llm_fed.runs.records import comparable, read_object, read_records
+from llm_fed.runs.records import comparable, read_records, recall
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.state import State
-from llm_fed.state.wire import WireError
 
 LATEST = "latest"  # the newest round that a run has kept
 _TRIES = 5  # to read a checkpoint beside a process that replaces it by a newer one
@@ -60,7 +58,6 @@ def opened(
     *,
     everybody: bool = False,
     latest: bool = False,
-    reporter: Reporter | None = None,
 ) -> Iterator[Path]:
     """A folder with the personal models of a run, or of a round of it. That of a round is a folder for the moment, and
     looks like that of a run which ended there; the run's own is not changed, and may be written to meanwhile.
@@ -70,14 +67,13 @@ def opened(
         clients: whose models are wanted; otherwise those that the run exports.
         everybody: whether the models of all clients are wanted, whatever `export.clients` says.
         latest: whether of a run that is not finished the models of its newest checkpoint are meant.
-        reporter: is told which round it is.
 
     Raises:
         UserError: the folder is no run, or the round is not there.
         RunError: its checkpoint is damaged, or a client could not finish.
     """
     location = Place.parse(named)
-    folder, reporter = location.folder, reporter or Reporter()
+    folder, reporter = location.folder, Reporter()
     at: At | None = location.round
     if at is None and latest and (folder / "config.yaml").is_file() and saved_summary(folder) is None:
         at = LATEST
@@ -98,22 +94,15 @@ def opened(
             raise
 
 
-def models_at(folder: Path, at: At, reporter: Reporter | None = None, *, base: Kind | None = None) -> RoundModels:
-    """The models after a round, with the own steps that follow the last round of a run.
-
-    Args:
-        at: the number of the round, `BEST` or `LATEST`.
-        base: the run's, where it is loaded already.
-
-    Raises:
-        UserError, RunError: see `opened`.
-    """
+def models_at(folder: Path, at: At, reporter: Reporter | None = None) -> RoundModels:
+    """The models after a round, with the own steps that follow the last round of a run. UserError, RunError: see
+    `opened`. `at`: the number of the round, `BEST` or `LATEST`."""
     config, reporter = read_config(folder), reporter or Reporter()
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal models are on the clients' machines")
     _round(folder, config, at)  # before anything is loaded
     rows = splits.known(folder, config)
-    experiment = prepare(config, Reporter(Console(quiet=True)), base=base, known=rows.all)
+    experiment = prepare(config, Reporter(Console(quiet=True)), known=rows.all)
     with signs.part("the models of a round"):
         saved = _saved(folder, config, at)
         progress = restore(saved, experiment.clients, experiment.server)
@@ -141,25 +130,20 @@ def _round(folder: Path, config: Config, at: At) -> int:
 def best_round(folder: Path, config: Config, newest: int) -> int:
     """The round that is best on validation among those up to the newest checkpoint. UserError: no validation example
     was scored."""
-    ended = _ended(folder)
-    if config.eval.during != "validation":
-        raise UserError(
-            f"{folder}@{BEST} is the round that is best on validation, but this run was scored on "
-            f"eval.during={config.eval.during}; give {folder}@ROUND"
-        )
+    ended = recall(folder / ENDED)
     lines = [
         line
         for line in comparable(read_records(folder / "metrics.jsonl"))
         if (line["kind"], line.get("split")) == ("score", "validation") and 0 < line["round"] <= newest
     ]
-    if not lines:
+    if not lines or config.eval.during != "validation":
         raise UserError(
-            f"{folder}@{BEST} is the round that is best on validation, but no validation example was scored; give "
-            f"{folder}@ROUND, or train with task.validation=0.1"
+            f"{folder}@{BEST} is the round that is best on validation, but no validation example was scored in its "
+            f"rounds; give {folder}@ROUND, or train with eval.during=validation and task.validation=0.1"
         )
     sought = Progress(None)
     if ended and config.eval.of_last is not None:
-        config = replace(config, rounds=ended.round)
+        config = replace(config, rounds=ended["round"])
         lines = [line for line in lines if line["round"] in rounds_in(folder / "checkpoints")]
     sought.search_anew(lines, config)
     return sought.best.round or newest
@@ -171,9 +155,9 @@ def _saved(folder: Path, config: Config, at: At) -> Saved:
         round = _round(folder, config, at)
         try:
             return Checkpoints(folder / "checkpoints", beside=True).load(round)
-        except WireError as error:
+        except DamagedCheckpoint:
             if round in rounds_in(folder / "checkpoints"):
-                raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
+                raise
     check_kept(folder, round)
     raise AssertionError  # check_kept has said that the round is not there
 
@@ -198,16 +182,6 @@ def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> N
     for id, outcome in outcomes.items():
         if isinstance(outcome, Exception):
             reporter.note(f"{id}: it could not finish, and goes without: {outcome}")
-
-
-def _ended(folder: Path) -> Ended | None:
-    if not (folder / ENDED).is_file():
-        return None
-    try:
-        found = read_object(folder / ENDED)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / ENDED} is damaged: {error}; llm-fed run --fresh starts again") from error
-    return Ended(found["round"], found["why"])
 
 
 def _write(found: RoundModels, folder: Path, view: Path, clients: Collection[str], everybody: bool) -> None:

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from llm_fed.basics import signs, turns
 from llm_fed.bench import taking_part
 from llm_fed.bench.bases import Bases
-from llm_fed.bench.build import prepare
+from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import config_of
 from llm_fed.experiment import announce, splits, unused
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, describe
@@ -87,18 +87,13 @@ def train(
         mode.opened(run, reporter)
         # What was begun before these were checked goes on as it is.
         begins = not run.continues or not holds_results(folder)
-        if begins:
-            unused.check(run.config)
         rows = splits.known(folder, run.config, begins=begins, parents=mode.parents, given=mode.known)
         secret = run.secret if run.config.privacy.clip is not None else None
-        experiment = prepare(run.config, reporter, base=base, secret=secret, **mode.given(run.config, rows.all))
+        given = mode.given(run.config, rows.all)
+        experiment = checked(run.config, reporter, begins, base=base, secret=secret, **given)
         run.config = config = replace(experiment.config, rounds=run.config.rounds)
         if run.reached:
             extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
-        if config.stop.patience is not None:
-            check_scored(experiment)
-        if begins:
-            experiment.base.check_names(config.adapter)
         if secret is not None:
             splits.check_noise(run, experiment, rows)
         if run.before is not None:
@@ -121,11 +116,24 @@ def train(
             with ending.listening(reporter.note):
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
-                    asked_to_end=lambda: ending.requested() or hooks.stopped_by, on_trained=hooks.round_ended,
+                    asked_to_end=lambda: ending.why or hooks.stopped_by, on_trained=hooks.round_ended,
                 )  # fmt: skip
             if progress.ended:
                 reporter.ended_early(progress.round, progress.ended.why)
             return mode.finish(experiment, run, selected_round(experiment, run, progress, reporter))
+
+
+def checked(config: Config, reporter: Reporter, begins: bool, **given: Any) -> Experiment:
+    """What `prepare` makes of these arguments, of a run that `begins` without a setting that would change nothing.
+    UserError: see `prepare`, `unused.check` and `check_scored`."""
+    if begins:
+        unused.check(config)
+    built = prepare(config, reporter, **given)
+    if built.config.stop.patience is not None:
+        check_scored(built)
+    if begins:
+        built.base.check_names(config.adapter)
+    return built
 
 
 def dry_run(
@@ -142,13 +150,9 @@ def dry_run(
     with reporter.working(), turns.taken(reporter.note):
         reached, complete, config = look(folder, config, fresh, reporter.note)
         begins = fresh or not holds_results(folder)
-        if begins:
-            unused.check(config)
         rows = splits.known(folder, config, begins=begins)
-        built = prepare(config, reporter, base=base, known=rows.all)
+        built = checked(config, reporter, begins, base=base, known=rows.all)
         extend.check_together(folder, reached, built.config.rounds, config.rounds)
-        if built.config.stop.patience is not None:
-            check_scored(built)
         for note in splits.notes(built, rows):
             reporter.note(note)
         check_cohort(config, built.schedule.cohort_size)

@@ -15,6 +15,7 @@ from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import printable
 from llm_fed.experiment import splits
 from llm_fed.experiment.announce import SPLITS, CountSummary
+from llm_fed.experiment.baselines import texts_of
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
@@ -111,7 +112,7 @@ def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> Sh
         for split, items in held:
             if client in data.clients:
                 counts[split].append(len(items))
-            for item, example in zip(items[:most], getattr(items, "examples", ()), strict=False):
+            for item, example in zip(items[:most], texts_of(items), strict=False):
                 for name, each in _each(split, item):
                     ids, target = _parts(each, texts, example)
                     examples.append(ShownExample(client, name, str(tokenizer.decode(ids)), ids, target, ends))

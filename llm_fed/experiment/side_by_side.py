@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import psutil
 import torch
+from rich.filesize import decimal
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.documents import Json
@@ -28,7 +29,6 @@ from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import check_unlinked
 from llm_fed.basics.terminal import Terminal, lasting_streams
 from llm_fed.experiment import run
-from llm_fed.experiment.announce import describe
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.job import Job
 from llm_fed.experiment.simulation import Simulation
@@ -140,11 +140,13 @@ class SideBySide:
 
     def _start(self, job: Job) -> None:
         self._begins(job)
+        scored = (other for other in self._jobs if isinstance(other.outcome, dict) and "base" in other.outcome)
+        shared = shared_by(job.config, "")
         order = {
             "config": as_dict(job.config),
             "folder": str(job.folder),
             "parents": {name: str(parent.folder) for name, parent in job.parents.items()},
-            "base": next((str(other.folder) for other in self._jobs if _has_scored_base(other, job)), ""),
+            "base": next((str(other.folder) for other in scored if shared_by(other.config, "") == shared), ""),
         }
         log, start = self.log(job), self._free.pop(0)
         try:
@@ -176,11 +178,6 @@ class SideBySide:
         else:
             last = self.log(job).read_text(errors="replace").strip().rpartition("\n")[2]
             job.outcome = printable(last) or f"its process ended with exit code {code}"
-
-
-def _has_scored_base(other: Job, job: Job) -> bool:
-    is_done = isinstance(other.outcome, dict) and "base" in other.outcome
-    return is_done and shared_by(other.config, "") == shared_by(job.config, "")
 
 
 def main() -> None:
@@ -236,8 +233,8 @@ def shares(jobs: int, processes: int, base: int, device: torch.device, divided: 
     here, free = psutil.Process().memory_full_info().uss, cgroups.free_for_all() + base * (device.type == "cpu")
     if processes * here > free:
         raise UserError(
-            f"--jobs {jobs} does not fit: {processes} at a time, each of which takes about {describe(here)} before it "
-            f"trains; {describe(free)} are free. --jobs {max(1, free // here)} needs less"
+            f"--jobs {jobs} does not fit: {processes} at a time, each of which takes about {decimal(here)} before it "
+            f"trains; {decimal(free)} are free. --jobs {max(1, free // here)} needs less"
         )
     common = {cgroups.SHARE: str(cgroups.free_for_all() // processes)}
     if "OMP_NUM_THREADS" not in os.environ:

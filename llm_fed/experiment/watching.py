@@ -17,7 +17,6 @@ from llm_fed.runs.folder import CROSS, EXAMPLES, WARNINGS, Run
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import comparable, read_object
 from llm_fed.scoring.scores import Summary
-from llm_fed.settings.objects import is_object
 from llm_fed.state import State
 
 _FIGURES = (
@@ -28,11 +27,7 @@ _LARGEST = 1e6
 NO_LOCAL = (
     "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; "
     "llm-fed run RUN/config.yaml method=local --out RUN-local trains one (RUN is this run's folder), and "
-    "llm-fed compare --runs RUN RUN-local compares the two"
-)
-NO_LOCAL_OF_OBJECTS = (
-    "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; llm_fed.compare with "
-    "methods=['local', ...] trains both"
+    "llm-fed compare --runs RUN RUN-local compares the two; of objects llm_fed.compare with methods=['local', ...] does"
 )
 
 
@@ -65,9 +60,9 @@ def watch(
     references = {name: Scores(facts[name]["clients"], examples.get(name, {})) for name in ("base", "rule")
                   if name in facts}  # fmt: skip
     references |= {"local": local} if local else {}
-    warnings = warnings_of(
-        Scores(summary.clients, summary.examples), references, test_counts(experiment), table, losses_of(run)
-    )
+    limit = experiment.config.eval.limit
+    counts = {id: len(site.data.queries.get("test", ())[:limit]) for id, site in experiment.scored.items()}
+    warnings = warnings_of(Scores(summary.clients, summary.examples), references, counts, table, losses_of(run))
     return keep(run, warnings, [*why, *how])
 
 
@@ -131,19 +126,9 @@ def local_scores(run: Run) -> tuple[Scores | None, list[str]]:
         return None, []
     folder = local_beside(run.folder, alike=False)
     if folder is None:
-        return None, [NO_LOCAL_OF_OBJECTS if _has_objects(run) else NO_LOCAL]
+        return None, [NO_LOCAL]
     summary = read_object(folder / "summary.json")  # which `local_beside` has read
     return Scores(summary["scores"].get("clients", {}), read_examples(folder).get("own", {})), []
-
-
-def _has_objects(run: Run) -> bool:
-    """Whether no command can train a run on the same data and base, as a Python program gave one of them."""
-    return is_object(run.config.base.name) or is_object(run.config.task.name)
-
-
-def test_counts(experiment: Experiment) -> dict[str, int]:
-    limit = experiment.config.eval.limit
-    return {id: len(site.data.queries.get("test", ())[:limit]) for id, site in experiment.scored.items()}
 
 
 def _table(

@@ -18,7 +18,7 @@ from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
 from llm_fed.experiment import announce, merging, run, splits
 from llm_fed.experiment.ending import Ending
-from llm_fed.experiment.finish import facts_of, spent_in, write_summary
+from llm_fed.experiment.finish import facts_of, spent_of, write_summary
 from llm_fed.experiment.simulation import Simulation, Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
@@ -34,7 +34,7 @@ from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.settings.plugins import short
-from llm_fed.state.wire import Message, WireError
+from llm_fed.state.wire import Message
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.record import Record
 
@@ -135,10 +135,7 @@ class Deployment(Simulation):
                 its_run.begin()
                 data = _own_data(its_config, splits.known(folder, its_config).all)
                 its_built = prepare(its_config, reporter, base=experiment.base, task=data, everybody=False)
-                try:
-                    progress = restore(its_run.checkpoints.load(chosen), {}, its_built.server)
-                except WireError as error:
-                    raise RunError(f"the checkpoint of round {chosen} of {need} cannot be read: {error}") from error
+                progress = restore(its_run.checkpoints.load(chosen), {}, its_built.server)
                 token = (its_run.recall("network.json") or {})["token"]
             answered, down = known_of(progress)["answered"], config.transport
             for client, message in Messages(its_built.method, progress.state, clients.names, down).items():
@@ -180,7 +177,7 @@ class Deployment(Simulation):
         record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
         with signs.part(signs.FINISHING):
             last = facts["ended"]["round"] if "ended" in facts else None
-            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), last)
+            summary, replies = self._clients.finish(sent, given, self._name, spent_of(run.records()), last)
         if experiment.scored:
             messages = Messages(experiment.method, progress.state, experiment.scored, experiment.config.transport)
             summary = experiment.evaluate(messages, "test")

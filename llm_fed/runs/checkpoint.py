@@ -30,6 +30,10 @@ Rows = Mapping[str, StoredRow | Mapping[str, StoredRow]]  # a row, or the rows o
 BEST = "best"
 
 
+class DamagedCheckpoint(WireError, RunError):
+    """A checkpoint that cannot be read."""
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint was damaged and an older one is used."""
 
@@ -47,7 +51,7 @@ class Saved:
         """What the owner of these rows remembered; nothing where there are none."""
         held = self.rows.get(owner, {})
         if isinstance(held, StoredRow):
-            raise WireError(f"the checkpoint of round {self.round} has one row in the place of those of {owner}")
+            raise DamagedCheckpoint(f"the checkpoint of round {self.round} has one row where {owner} has several")
         return Memory(self.store, dict(held))
 
 
@@ -100,7 +104,7 @@ class Checkpoints:
         return final
 
     def load(self, round: int) -> Saved:
-        """Read one checkpoint. WireError: it is missing a part or damaged."""
+        """Read one checkpoint. DamagedCheckpoint: it is missing a part or damaged."""
         folder = self._path(round)
         try:
             manifest = _manifest(folder)
@@ -110,7 +114,7 @@ class Checkpoints:
             rows = {key: self._rows(names) for key, names in manifest["rows"].items()}
             return Saved(round, unpack(data), rows, self.store)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise WireError(f"{folder} is damaged: {error}") from error
+            raise DamagedCheckpoint(f"{folder} is damaged: {error}") from error
 
     def latest(self) -> Saved | None:
         """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where there is none.

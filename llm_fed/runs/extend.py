@@ -47,15 +47,8 @@ def goes_on(changes: Changes, ended: Ended) -> bool:
 
 
 def check(folder: Path, changes: Changes, ended: Ended = None, of_last: int | None = None) -> None:
-    """Refuse to continue a run with such changes as no continued run could have.
-
-    Args:
-        ended: how the run has ended before its last round, if it has.
-        of_last: `eval.of_last`.
-
-    Raises:
-        UserError: what does not work, and what does.
-    """
+    """Refuse to continue a run with such changes as no continued run could have. UserError: what does not work, and
+    what does. `ended`: how the run has ended before its last round, if it has. `of_last`: `eval.of_last`."""
     done = rounds_done(folder)
     if "rounds" in changes and changes["rounds"][1] < done:
         now = changes["rounds"][1]

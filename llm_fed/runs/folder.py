@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.inputs import Contents, translated
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import FORMAT, REOPENED, saved_config
-from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
+from llm_fed.runs.records import check_beginning, read_records, recall, time_of_day
 from llm_fed.settings import paths
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat, from_dict
@@ -114,14 +115,11 @@ class Run:
 
     def __enter__(self) -> Run:
         try:
-            self._lock.acquire(self._note)
-        except HeldError as error:
-            raise RunError(f"{error} is writing to {self.folder}; wait for it, or give another --out") from error
-        except OSError as error:
-            self.__exit__()
-            raise _unwritable(self.folder / NAME, error) from error
-        try:
+            with writing(self.folder / NAME):
+                self._lock.acquire(self._note)
             self._check()
+        except HeldError:
+            raise
         except BaseException:
             self.__exit__()
             raise
@@ -163,23 +161,19 @@ class Run:
         there = [path.name for path in self.folder.iterdir()]
         for name in [*(name for name in gone if name in there), *filter(_PARTIAL.fullmatch, there)]:
             remove(self.folder / name)
-        try:
+        with writing(self.folder / "checkpoints"):
             self.checkpoints = Checkpoints(self.folder / "checkpoints")
-        except OSError as error:
-            raise _unwritable(self.folder / "checkpoints", error) from error
         self.digests = digests.Digests(self.folder / digests.FILE, self._append)
         if secret is not None:
             self._write(secrecy.FILE, f"{secret.key}\n".encode(), private=True)
         self._write("config.yaml", config_text(self.config).encode())
         if self._timing_file.exists():  # a power failure may have left half a line
-            try:
+            with writing(self._timing_file):
                 cut_file(self._timing_file, read_file(self._timing_file).rfind(b"\n") + 1)
-            except OSError as error:
-                raise _unwritable(self._timing_file, error) from error
 
     def _compare(self, saved: dict[str, Any]) -> None:
-        if holds_results(self.folder):
-            self.config = as_before(self.config, saved)
+        if holds_results(self.folder) and self.config.base.dtype == "auto":  # it means what it has meant before
+            self.config = replace(self.config, base=replace(self.config.base, dtype=saved["base"]["dtype"]))
         recorded = inputs.read(self.folder)
         self.moved = translated(saved, recorded, self.config, self.contents)
         before, now = flat(saved), flat(as_dict(self.config))
@@ -270,31 +264,22 @@ class Run:
 
     def _append(self, path: Path, record: Mapping[str, Json]) -> None:
         self._lock.check()
-        try:
+        with writing(path):
             append_file(path, json.dumps(record, ensure_ascii=False).encode() + b"\n")
-        except OSError as error:
-            raise _unwritable(path, error) from error
 
     def mark(self) -> int:
         """Bring metrics.jsonl safely to the disk; its length in bytes, which a checkpoint remembers."""
         self._lock.check()
         if not self.metrics_file.exists():
             return 0
-        try:
+        with writing(self.metrics_file):
             sync_folder(self.metrics_file)
             return self.metrics_file.stat().st_size
-        except OSError as error:
-            raise _unwritable(self.metrics_file, error) from error
 
     def rewind(self, saved: Mapping[str, Any] | None = None) -> None:
         """Cut metrics.jsonl and digests.jsonl back to what they held at a checkpoint: later lines are written again.
-
-        Args:
-            saved: what the checkpoint knows of them; None: back to nothing.
-
-        Raises:
-            RunError: somebody else changed it, see `records.check_beginning`.
-        """
+        RunError: somebody else changed it, see `records.check_beginning`. `saved`: what the checkpoint knows of them;
+        None: back to nothing."""
         saved = saved or {"metrics": 0}
         mark = saved["metrics"]
         if check_beginning(self.metrics_file, mark, saved.get("metrics_sha256", "")) > mark:
@@ -331,18 +316,12 @@ class Run:
 
     def _write(self, name: str, data: bytes, *, private: bool = False) -> None:
         self._lock.check()
-        try:
+        with writing(self.folder / name):
             write_file(self.folder / name, data, private=private)
-        except OSError as error:
-            raise _unwritable(self.folder / name, error) from error
 
     def recall(self, name: str) -> dict[str, Any] | None:
         """What `remember` wrote, or None; RunError if it is damaged."""
-        path = self.folder / name
-        try:
-            return read_object(path) if path.exists() else None
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
+        return recall(self.folder / name)
 
 
 def config_text(config: Config) -> str:
@@ -353,23 +332,14 @@ def config_text(config: Config) -> str:
 def take_down(folder: Path, changed: Mapping[str, str]) -> None:
     """Replace in delivered.json the digests of files that were written anew after the end of a run."""
     path = folder / digests.DELIVERED
-    try:
-        known = read_object(path)["files"]
-    except (OSError, ValueError, RecursionError):  # an earlier version had none; of a damaged one an audit tells
-        return
-    write_file(path, _as_file({"files": {**known, **changed}}))
+    with suppress(RunError):  # an audit tells that it is damaged
+        if known := recall(path):
+            write_file(path, _as_file({"files": {**known["files"], **changed}}))
 
 
 def _as_file(value: Mapping[str, Json]) -> bytes:
     text = json.dumps(checksum.added(value), indent=1, ensure_ascii=False)
     return text.encode(errors="backslashreplace")  # JSON's own escape for half of a character
-
-
-def as_before(config: Config, saved: Mapping[str, Any]) -> Config:
-    """The configuration with what `auto` has meant in the run that is continued."""
-    if config.base.dtype == "auto":
-        config = replace(config, base=replace(config.base, dtype=saved["base"]["dtype"]))
-    return config
 
 
 def _linked_away(trackers: Path) -> Iterator[Path]:
@@ -379,10 +349,17 @@ def _linked_away(trackers: Path) -> Iterator[Path]:
             yield path
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    what = "Make room" if full else "Let this user write there, or give another --out"
-    return RunError(f"cannot write {path}: {error.strerror or error}. {what}, then give the same command to continue.")
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it, a RunError says that a path cannot be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "Make room" if full else "Let this user write there, or give another --out"
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}. {what}, then give the same command to continue."
+        ) from error
 
 
 def look(folder: Path, config: Config, fresh: bool, note: Callable[[str], None] = _print) -> tuple[int, bool, Config]:

@@ -19,11 +19,7 @@ _SAMPLES = ("client", "prompt", "references", "base", "answer")
 
 
 class Frames:
-    """Data frames of a run, finished or not, read when they are requested.
-
-    Args:
-        folder: of the run.
-    """
+    """Data frames of a run, finished or not, read when they are requested. `folder`: of the run."""
 
     def __init__(self, folder: Path):
         self._folder = folder

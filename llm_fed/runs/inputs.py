@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.documents import Json
-from llm_fed.basics.errors import RunError, UserError, listed
-from llm_fed.runs.records import read_object
+from llm_fed.basics.errors import UserError, listed
+from llm_fed.runs.records import recall
 from llm_fed.settings import object_contents, objects, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
@@ -58,7 +58,10 @@ class Contents:
         is_base = key == "base.name"
         requested = key, name, revision if is_base else None
         if requested not in self.known and own_keys({key: name}):
-            self.known[requested] = _of_code(key, name)
+            if objects.is_object(name):
+                self.known[requested] = object_contents.of_object(key, objects.find(key, name))
+            else:
+                self.known[requested] = object_contents.of_code(plugins.find(key, name, plugins.GROUP[key], ()))
         if requested not in self.known:
             location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
             if location is None or not os.path.exists(location):
@@ -75,12 +78,6 @@ def own_keys(values: Mapping[str, Any]) -> list[str]:
     keys = dict.fromkeys([*objects.KEYS, *plugins.GROUP])
     written_so = [key for key in keys if ":" in str(values.get(key))]  # object::NAME, module:Name
     return [key for key in written_so if objects.is_object(values[key]) or plugins.is_named(key, values[key])]
-
-
-def _of_code(key: str, name: str) -> Files:
-    if objects.is_object(name):
-        return object_contents.of_object(key, objects.find(key, name))
-    return object_contents.of_code(plugins.find(key, name, plugins.GROUP[key], ()))
 
 
 def difference(before: Files, now: Files) -> str:
@@ -151,38 +148,21 @@ def _digest(path: Path) -> str:
 
 
 def read(folder: Path) -> dict[str, Files]:
-    """By key of the configuration, the files that it named in a run folder; empty of runs of earlier versions.
-    RunError: the file is damaged."""
-    path = folder / FILE
-    try:
-        return read_object(path)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
+    """By key of the configuration, the files that it named in a run folder; empty of a merge's. RunError: the file is
+    damaged."""
+    return recall(folder / FILE) or {}
 
 
 def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Files], contents: Contents) -> None:
-    """Refuse to continue a run with other files of its base under the same name.
-
-    Args:
-        base: the section `base` of the configuration.
-
-    Raises:
-        UserError: which files.
-    """
+    """Refuse to continue a run with other files of its base under the same name. UserError: which files. `base`: the
+    section `base` of the configuration."""
     now = contents.named("base.name", base["name"], base["revision"])
     if now is None or "base.name" not in recorded or not (changed := difference(recorded["base.name"], now)):
         return
-    if objects.is_object(base["name"]):
-        raise UserError(
-            f"the model given as base= is not the one any more with which the run {folder} began: {changed}. Give the "
-            "old one to continue it, another out=, or fresh=True to start again"
-        )
     raise UserError(
-        f"base.name={base['name']!r} is not the base any more with which the run {folder} began: {changed}. Put the "
-        "old files back to continue it (base.revision names an older version on the Hub), give another --out, or start "
-        "again with --fresh"
+        f"base.name={base['name']!r} is not the base any more with which the run {folder} began: {changed}. Give the "
+        "old one back to continue it (base.revision names an older version on the Hub), give another --out (out=), or "
+        "start again with --fresh (fresh=True)"
     )
 
 
@@ -193,14 +173,9 @@ def check_finished(folder: Path, config: Config, contents: Contents) -> None:
     for key in own_keys(values):
         now = contents.named(key, values[key]) if key in recorded else None
         if now is not None and (changed := difference(recorded[key], now)):
-            if objects.is_object(values[key]):
-                raise UserError(
-                    f"{folder} is finished, and was given another {objects.WORD[key]}= ({changed}); give another out=, "
-                    "or fresh=True to train again"
-                )
             raise UserError(
-                f"{folder} is finished, and the code of {key}={values[key]} was another then ({changed}); give another "
-                "--out, or --fresh to train again"
+                f"{folder} is finished, and {key}={values[key]} was another then ({changed}); give another --out "
+                "(out=), or --fresh (fresh=True) to train again"
             )
 
 

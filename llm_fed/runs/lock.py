@@ -25,8 +25,8 @@ _BEAT = 5.0  # seconds between two renewals of a lease
 _PATIENCE = 30.0  # seconds after which a lease of another machine that has not been renewed is taken over
 
 
-class HeldError(Exception):
-    """Somebody else has the lock; the text says who, as the subject of a sentence."""
+class HeldError(RunError):
+    """Somebody else has the lock; who."""
 
 
 class Lock:
@@ -38,15 +38,8 @@ class Lock:
         self._lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, note: Callable[[str], None]) -> None:
-        """Take the lock, or refuse at once where somebody has it.
-
-        Args:
-            note: is told why it takes a while, and what can be done about it.
-
-        Raises:
-            HeldError: somebody else has it.
-            OSError: the folder cannot be written.
-        """
+        """Take the lock, or refuse at once where somebody has it. HeldError: somebody else has it. OSError: the folder
+        cannot be written. `note`: is told why it takes a while, and what can be done about it."""
         try:
             try:
                 self._lock.acquire()
@@ -60,7 +53,8 @@ class Lock:
             holder = self._first_read()
             here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
             who = "thread of this process" if here else f"process ({holder})" if holder else "process"
-            raise HeldError(f"another {who}") from error
+            said = f"another {who} is writing to {self._path.parent}; wait for its end, or name another folder"
+            raise HeldError(said) from error
         try:
             write_file(self._holder, f"{os.getpid()} on {socket.gethostname()}, since {time_of_day()}".encode())
         except BaseException:

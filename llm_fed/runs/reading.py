@@ -12,16 +12,17 @@ from typing import Any
 from llm_fed.basics import checksum, documents
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import read_file
-from llm_fed.runs import secrecy
-from llm_fed.runs.records import comparable, read_object, read_records
+from llm_fed.runs.records import comparable, read_records, recall
 from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, from_dict
 
 FORMAT = 1  # of a run folder, in its config.yaml; what reads another one says so and reads nothing else
 
-# Settings of this format that are gone, with their defaults: no other value is passed over.
-_GONE = (("local", "warmup_rounds", 0), ("track", "project", "llm_fed"))
+VOID = (
+    ". Its epsilon is void: noise and batches were drawn from the seed, which its cards print, so take back what was "
+    "handed on of it"
+)
 REOPENED = "reopened.json"  # a finished run goes on: its results are those of its earlier end
 HERE = "."  # where the adapters of a merge's output lie, beside its summary
 
@@ -29,8 +30,6 @@ HERE = "."  # where the adapters of a merge's output lie, beside its summary
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds. NotAllowed: it names code from outside, see `plugins.check_folder`.
     UserError: the folder is none, or its file is damaged."""
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
     saved = saved_config(folder)
     plugins.check_folder(folder / "config.yaml", saved)
     return from_dict(saved)
@@ -38,24 +37,21 @@ def read_config(folder: Path) -> Config:
 
 def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that a run folder holds, as nested values with absolute paths. What it names is not looked up;
-    who does that begins with `read_config`. UserError: its file is damaged, its privacy is void (`secrecy.check`), or
-    the folder has another format."""
+    who does that begins with `read_config`. UserError: its file is missing or damaged, or of another format."""
     path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
     try:
         tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
-        held, privacy = tree.pop("format", None), dict(tree.get("privacy") or {})
-        for name, key, default in _GONE:
-            if isinstance(section := tree.get(name), dict) and section.get(key) == default:
-                section.pop(key, None)
-        saved = as_dict(paths.absolute(from_dict(tree))) if held == FORMAT else {"privacy": {"clip": None, **privacy}}
+        held, private = tree.pop("format", None), (tree.get("privacy") or {}).get("clip") is not None
+        saved = as_dict(paths.absolute(from_dict(tree))) if held == FORMAT else {}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
-    secrecy.check(folder, saved)
     if held != FORMAT:
         raise UserError(
             f"{folder} is a run folder of format {'0 (llm_fed 0.4 or older)' if held is None else held}, and this "
-            f"version reads format {FORMAT}; use the version that made it, or train it again"
+            f"version reads format {FORMAT}; use the version that made it, or train it again{VOID if private else ''}"
         )
     return saved
 
@@ -71,12 +67,6 @@ def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int,
         if line["kind"] == "score" and line["split"] == split:
             scores.setdefault(line["round"], line)
     return dict(sorted(scores.items()))  # the base alone may be scored last
-
-
-def scores_by_round(folder: Path, split: str) -> dict[int, float]:
-    """The mean over the clients (0-100) by round, in the rounds after which this split was scored during training."""
-    scores = scores_in_training(read_records(folder / "metrics.jsonl"), split)
-    return {round: line["mean"] for round, line in scores.items() if round and "mean" in line}
 
 
 def validated(folder: Path, split: str, round: int) -> dict[str, Any] | None:
@@ -112,12 +102,7 @@ def is_finished(folder: Path) -> bool:
 
 def saved_summary(folder: Path) -> dict[str, Any] | None:
     """summary.json; None where the run is not finished."""
-    if not (folder / "summary.json").is_file():
-        return None
-    try:
-        return read_object(folder / "summary.json")
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder / 'summary.json'} is damaged: {error}; llm-fed run --fresh starts again") from error
+    return recall(folder / "summary.json", UserError)
 
 
 def shares_of(summary: Mapping[str, Any]) -> dict[str, float]:

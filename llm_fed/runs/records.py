@@ -23,6 +23,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
+def recall(path: Path, kind: type[Exception] = RunError) -> dict[str, Any] | None:
+    """See `read_object`; None where there is no such file. RunError, or another `kind`: it is damaged."""
+    try:
+        return read_object(path) if path.exists() else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise kind(f"{path} is damaged: {error}; llm-fed run --fresh starts again") from error
+
+
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl or another JSONL file of a run (what a kill has left of a last line is left out).
     UserError: a line is damaged; which."""
@@ -69,14 +77,8 @@ def digest(path: Path, size: int | None = None) -> str:
 
 
 def check_beginning(path: Path, mark: int, expected: str | None = None) -> int:
-    """The length of a metrics.jsonl or digests.jsonl, of which a checkpoint saw the first `mark` bytes.
-
-    Args:
-        expected: what `digest` said of them, where it was kept.
-
-    Raises:
-        RunError: the file is shorter now, or holds something else there.
-    """
+    """The length of a metrics.jsonl or digests.jsonl, of which a checkpoint saw the first `mark` bytes. RunError: the
+    file is shorter now, or holds something else there. `expected`: what `digest` said of them, where it was kept."""
     if path.exists() and not path.is_file():
         raise RunError(f"{path} is damaged: it is no file; put it back as it was, or start again with --fresh")
     length = path.stat().st_size if path.exists() else 0

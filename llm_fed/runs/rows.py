@@ -19,12 +19,9 @@ from llm_fed.state.wire import Message, WireError, pack, unpack
 
 
 class RowStore:
-    """The rows of one run. `folder` holds them as `<sha256>.safetensors`; a content lies there once.
-
-    Args:
-        beside: whether another process may write there. Nothing is changed then, and what was read stays in RAM, as the
-            other process may delete its file.
-    """
+    """The rows of one run. `folder` holds them as `<sha256>.safetensors`; a content lies there once. `beside`: whether
+    another process may write there. Nothing is changed then, and what was read stays in RAM, as the other process may
+    delete its file."""
 
     def __init__(self, folder: Path, *, beside: bool = False):
         if not beside:
@@ -70,12 +67,8 @@ class RowStore:
 
 
 class StoredRow:
-    """One packed message. Its bytes never change; where they lie does.
-
-    Args:
-        data: where it is in RAM.
-        name: where it has a file.
-    """
+    """One packed message. Its bytes never change; where they lie does. `data`: where it is in RAM. `name`: where it has
+    a file."""
 
     __slots__ = ("_store", "_data", "_name", "_digest")
 
@@ -90,15 +83,8 @@ class StoredRow:
             self._store._named[self._name] -= 1
 
     def message(self, expected: Skeleton | None = None) -> Message:
-        """The message, in fresh memory.
-
-        Args:
-            expected: see `wire.unpack`.
-
-        Raises:
-            WireError: another party made it, and it is none, or not as expected.
-            RunError: its file was damaged meanwhile.
-        """
+        """The message, in fresh memory. WireError: another party made it, and it is none, or not as expected. RunError:
+        its file was damaged meanwhile. `expected`: see `wire.unpack`."""
         if self._data is not None:
             return unpack(self._data, expected)
         assert self._name is not None  # only what has a file leaves the RAM

@@ -232,14 +232,8 @@ _FILES: Mapping[str, type[BaseModel] | Mapping[str, type[Shape]]] = {
 
 
 def check(file: str, value: Any) -> None:
-    """Refuse a value of a run folder's file: the whole of a JSON file, or a line of a JSONL file.
-
-    Args:
-        file: its name.
-
-    Raises:
-        ShapeError: what is wrong, and where in the value.
-    """
+    """Refuse a value of a run folder's file: the whole of a JSON file, or a line of a JSONL file. ShapeError: what is
+    wrong, and where in the value. `file`: its name."""
     shape = _FILES.get(file)
     try:
         if isinstance(shape, Mapping):

@@ -11,7 +11,7 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -38,17 +38,13 @@ def check_trackers(track: TrackConfig) -> None:
 
 
 class Trackers:
-    """Those that a configuration names. All that they write by themselves lies in
-    `folder`, and a run that continues goes on in the same entry of each.
-
-    Args:
-        run: the run folder.
-    """
+    """Those that a configuration names. All that they write by themselves lies in `folder`, and a run that continues
+    goes on in the same entry of each. `run`: the run folder."""
 
     def __init__(self, config: Config, run: Path):
         self._name, self.folder = run.absolute().name, run.absolute() / FOLDER
         self._steps = 0
-        self._restore: dict[str, str | None] = {}
+        self._restore: set[str] = set()  # variables that go again
         self._own: list[Any] = []
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = _read(self.folder / _STEPS)
@@ -57,7 +53,7 @@ class Trackers:
             try:
                 self._begin(config)
             except BaseException:
-                self.finish()
+                self.close()
                 raise
 
     def _begin(self, config: Config) -> None:
@@ -105,13 +101,14 @@ class Trackers:
         location: dict[str, Any] = {}
         if "MLFLOW_TRACKING_URI" not in os.environ and not mlflow.is_tracking_uri_set():
             mlflow.set_tracking_uri(f"sqlite:///{self.folder / 'mlflow.db'}")
-            self._restore["MLFLOW_TRACKING_URI"] = None
+            self._restore.add("MLFLOW_TRACKING_URI")
             location = {"logging_dir": (self.folder / "mlflow").as_uri()}
         return {"run_id": id, "run_name": self._name, "nested_run": mlflow.active_run() is not None, **location}
 
     def _set(self, key: str, value: str) -> None:
         if key not in os.environ:
-            self._restore[key], os.environ[key] = None, value
+            self._restore.add(key)
+            os.environ[key] = value
 
     def resumed(self, round: int) -> None:
         """The run goes on after this round."""
@@ -141,13 +138,7 @@ class Trackers:
             else:
                 tracker.log(named, step=location)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.finish()
-
-    def finish(self) -> None:
+    def close(self) -> None:
         """Close all of them; not by Accelerate's end_training(), which would also part the ranks of a launch."""
         for tracker in self._own:
             tracker.finish()
@@ -158,7 +149,7 @@ class Trackers:
             mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # back to its own default
         for key in self._restore:
             os.environ.pop(key, None)
-        self._restore = {}
+        self._restore.clear()
 
     def _write(self, name: str, values: Mapping[str, Json]) -> None:
         write_file(self.folder / name, json.dumps(values).encode())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -296,7 +296,7 @@ class Reporter(signs.Listener):
         moves = self.console.is_terminal and not self.console.quiet
         try:
             with (
-                Trackers(config, folder) if config.track.with_ else nullcontext() as self._trackers,
+                closing(Trackers(config, folder)) if config.track.with_ else nullcontext() as self._trackers,
                 _Bar(self) if moves else nullcontext() as self._bar,
             ):
                 yield
@@ -306,9 +306,8 @@ class Reporter(signs.Listener):
 
     def now(self) -> str:
         """Where the run is, for its bar."""
-        rounds = f"{self.pace.rounds} round{'' if self.pace.rounds == 1 else 's'}"
-        now = self.pace.where() or rounds + ("" if self.pace.loss is None else f", loss {self.pace.loss:.4f}")
-        return self._with_left(now + self._spent)
+        loss = "" if self.pace.loss is None else f", loss {self.pace.loss:.4f}"
+        return self._with_left((self.pace.where() or f"{self.pace.rounds} rounds{loss}") + self._spent)
 
 
 class _Bar(Progress):

@@ -221,7 +221,7 @@ def test_the_command(small, finished, llm_fed, monkeypatch):
 def test_refusals(finished, llm_fed, tmp_path):
     llm_fed("chat").assert_refused("give either a run folder or --base")
     llm_fed("chat", finished, "--base", "b").assert_refused("give either a run folder or --base")
-    llm_fed("chat", finished, "--template", "chat").assert_refused("--template only work with --base")
+    llm_fed("chat", finished, "--template", "chat").assert_refused("--template only works with --base")
     llm_fed("chat", "--base", "b", "--client", "ada").assert_refused("--client ada only works with a run folder")
     llm_fed("chat", tmp_path).assert_refused("is not a run folder")
     llm_fed("chat", finished, "--client", "nobody").assert_refused("--client='nobody' is unknown")

@@ -162,12 +162,12 @@ def test_no_data(llm_fed, tmp_path):
 @given(st.text(min_size=1), st.dictionaries(st.sampled_from(["prompt", "answer", "input"]), st.text(min_size=1)))
 def test_any_path_and_column_survive_the_yaml(path, columns):
     work = init.Workload.of([9, 9], init.PASSES, init.BATCH)
-    text = init.rendered(
-        **init.settings_of("fedlora", work, known_base.SLOW, {}), task="files", base=path, known=True, path=path,
-        columns=columns, dealt=None, skipped=0, template="plain", why="", max_length=0, too_long=False,
-        about_eval="",
+    draft = init.composed(
+        init.UserChoices(path, method="fedlora"), TaskData("files", "rouge1", {}), work, known_base.SLOW, {}, [],
+        task="files", base=path, known=True, columns=columns, dealt=None, skipped=0, template="plain", why="",
+        max_length=0, too_long=False, about_eval="",
     )  # fmt: skip
-    tree = documents.load(text)
+    tree = documents.load(draft.text)
     assert (tree["task"]["path"], tree["base"]["name"]) == (path, path)
     assert tree["task"].get("columns", {}) == columns
 

@@ -188,7 +188,6 @@ def test_runs_without_a_pool_are_refused(finished, local, small, tmp_path):
         return folder
 
     for folder, message in (
-        (lacking("images", local, adapter=None), "image models"),
         (lacking("cleared", local), "no personal adapter of anybody any more"),
         (lacking("parents", local, method={"name": "potara"}), "of a run of fedit that is in another folder"),
         (lacking("soup", finished), "no checkpoint of round"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ def test_a_dry_run_says_where_a_run_goes_on(small, llm_fed, tmp_path, monkeypatc
 
 
 def test_the_plan_as_json(small, tmp_path):
-    found = json.loads(json.dumps(planned(small.tree(), tmp_path / "run").as_json()))
+    found = json.loads(json.dumps(asdict(planned(small.tree(), tmp_path / "run"))))
     assert found["example_counts"]["training"] == {"total": 18, "least": 6, "most": 6}
     assert found["costs"]["down_run"] == 3 * 3 * found["costs"]["down"]["least"]
     assert found["parameters"]["most"] == 336 and "float32, on cpu" in found["lines"]["base"]

@@ -164,7 +164,7 @@ def test_best_needs_validation(small, tmp_path):
         raise AssertionError
     given = {"eval": {"every": 1, "during": "test"}}
     train(config(small, "fedit", rounds=2, **given), tmp_path / "tested")
-    with pytest.raises(UserError, match="eval.during=test"), opened(f"{tmp_path / 'tested'}@best"):
+    with pytest.raises(UserError, match="train with eval.during=validation"), opened(f"{tmp_path / 'tested'}@best"):
         raise AssertionError
 
 

@@ -44,14 +44,14 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def row_of(table: str, client: str) -> list[str]:
-    (line,) = [line for line in table.splitlines() if line.startswith(("│ ", "| ")) and line.split()[1] == client]
-    return line.split()[3::2]
+    (row,) = [row for line in table.splitlines() if (row := line.replace("|", " ").split())[:1] == [client]]
+    return row[1:]
 
 
 def test_clients_without_test_examples_train_and_are_marked_wherever_scores_are(small, tmp_path, llm_fed):
     """Two of four: one line names both; the others' means are those over the two that are scored."""
     clients = {"ada": WHOLE, "bob": WHOLE, "cyd": ONLY_TRAIN, "dan": {"train": 1}}
-    path, run = config(small, tmp_path, clients), tmp_path / "run"
+    path, run = config(small, tmp_path, clients, method={"name": "local"}), tmp_path / "run"
     said = llm_fed("run", path, "--out", run)
     assert said.code == 0 and said.err.count("these clients") == 1
     assert f"{UNSCORED} (2 of 4): cyd, dan\n" in said.err

@@ -80,7 +80,7 @@ def test_a_second_lock_of_one_process_is_kept_out(tmp_path, disk, code):
 def test_a_lock_of_another_program(tmp_path):
     with open(tmp_path / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(HeldError, match="^another process$"):
+        with pytest.raises(HeldError, match="^another process is writing to"):
             taken(tmp_path)
 
 

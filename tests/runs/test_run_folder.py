@@ -79,6 +79,9 @@ def test_a_folder_of_another_format_is_refused_with_both_numbers(small, llm_fed,
     path.write_text(line + "".join(kept))
     for command in (["eval", tmp_path / "run"], ["run", config, "--out", tmp_path / "run"]):
         llm_fed(*command).assert_refused(f"a run folder of format {held}, and this version reads format 1")
+    path.write_text(path.read_text().replace("clip: null", "clip: 1.0"))
+    llm_fed("eval", tmp_path / "run").assert_refused("train it again. Its epsilon is void: noise and batches")
+    path.write_text(path.read_text().replace("clip: 1.0", "clip: null"))
     assert llm_fed("run", path, "--out", tmp_path / "again").code == 0  # as a configuration it is as good
     assert llm_fed("run", config, "--out", tmp_path / "run", "--fresh").code == 0
 
