@@ -199,6 +199,11 @@ class AnswerPair:
         """Of which the reference is asked."""
         return self.chosen, self.rejected
 
+    @property
+    def prompt(self) -> list[int]:
+        """See `Encoded`."""
+        return self.chosen.prompt
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -214,6 +219,11 @@ class Judged:
     def texts(self) -> tuple[Encoded, ...]:
         """Of which the reference is asked."""
         return self.text, self.other
+
+    @property
+    def prompt(self) -> list[int]:
+        """See `Encoded`."""
+        return self.text.prompt
 
 
 def where(examples: Sequence[Item], mask: np.ndarray) -> tuple[Item, ...]:

@@ -37,7 +37,7 @@ def check(config: Config, method: Method) -> None:
         if round is not None and not (round in kept and 1 <= round <= config.rounds):
             raise UserError(
                 f"{config.method['name']} asks for round {round} of {parent.name}, of which rounds={config.rounds} "
-                f"keeps no checkpoint; set checkpoint.keep_rounds=[{round}], and rounds to no less"
+                f"keeps no checkpoint; set checkpoint.keep_rounds=[{round}], and rounds to at least {round}"
             )
 
 

@@ -245,7 +245,7 @@ class Language(Kind):
         count = [len(example.texts) for example in examples]
         if requested.mix is not None:
             return torch.tensor([requested.mix] * sum(count))
-        weights = self.mixing_weights(structure, [(requested.state, example.texts[0].prompt) for example in examples])
+        weights = self.mixing_weights(structure, [(requested.state, example.prompt) for example in examples])
         return None if weights is None else weights.repeat_interleave(torch.tensor(count), dim=0)
 
     def option_scores(self, requests: Sequence[OptionScores], engine: Engine) -> Sequence[list[list[float]]]:

@@ -288,9 +288,7 @@ def test_within_limits(sizes, goal):
 
 def test_what_is_compared_takes_the_rounds_and_steps_of_the_file():
     def rows(method: str, clients: int) -> dict[str, list[str]]:
-        work = Workload.of([72] * clients, init.PASSES, init.BATCH)
-        found: dict[str, list[str]] = init.settings_of(method, work, known_base.SLOW, {})["rows"]
-        return found
+        return init._rows(method, Workload.of([72] * clients, init.PASSES, init.BATCH))
 
     assert rows("fedlora", 5) == {"local": ["method=local"], "fedlora": []}
     assert rows("local", 5) == {"local": [], **{name: [f"method={name}"] for name in ("fedit", "fedlora", "fedalt")}}

@@ -74,7 +74,7 @@ def test_two_processes_on_one_run_folder(small, tmp_path):
     with FileLock(tmp_path / "a/.lock"):
         assert small_process.llm_fed(["run", str(config), "--out", str(tmp_path / "a"), "--fresh"], log) == 1
     assert log.read_text() == (
-        f"llm-fed: another process or thread is writing to {tmp_path / 'a'}; wait for its end, or name another\n"
+        f"llm-fed: another process is writing to {tmp_path / 'a'}; wait for its end, or name another folder\n"
     )
     assert [path.name for path in (tmp_path / "a").iterdir()] == [".lock"]
 

@@ -162,7 +162,7 @@ def test_names_are_text_and_never_markup(tmp_path, unsaved):
 
 
 def test_damaged_files(tmp_path):
-    with pytest.raises(UserError, match="config.yaml is damaged"):
+    with pytest.raises(UserError, match="is not a run folder: it has no config.yaml"):
         write_report(tmp_path / "nowhere")
     run = write_run(tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"kind": "round"\n{}\n')

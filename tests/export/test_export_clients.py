@@ -168,7 +168,7 @@ def test_commands_say_which_model_is_missing_and_what_to_do(small, llm_fed, tmp_
     assert llm_fed("export", run, tmp_path / "out").code == 0 and exported(tmp_path) == []
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bob"]
     parents = ("--fed", run, "--local", run, "--out", tmp_path / "merged")
-    llm_fed("merge", "mean", *parents).assert_refused("no adapter of client ada", "export.clients=all")
+    llm_fed("merge", "mean", *parents).assert_refused("no personal adapter of ada", "export.clients=all")
     assert llm_fed("merge", "mean", *parents, "--client", "bob").code == 0
 
     assert llm_fed("run", config, "export.clients=none", "--out", tmp_path / "none").code == 0
