@@ -50,12 +50,7 @@ class AdapterBank:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        structure: Lora,
-        num_rows: int,
-        dtype: torch.dtype = torch.float32,
-        train: str = r".*",
+        self, model: nn.Module, structure: Lora, num_rows: int, dtype: torch.dtype = torch.float32, train: str = r".*"
     ):
         freeze(model)
         self.model, self.structure = model, structure
@@ -93,10 +88,6 @@ class AdapterBank:
             raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
         self.rows[k].copy_(state.row)
         self._deltas.load(k, state)
-
-    def read(self, k: int) -> State:
-        """A copy of row k, on the bank's device."""
-        return State(self.layout, self.rows[k].clone())
 
     def draw_masks(
         self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None, *, end_to_end: bool = False

@@ -58,9 +58,7 @@ def evidence(model: AdaptedModel, requested: Sequence[GradientMoments]) -> list[
     usable = [one for one in requested if model.examples.num_targets(one.examples)]
     moments = iter(model.within_memory(lambda within: _gather(within, usable)) if usable else [])
     return [
-        next(moments)
-        if model.examples.num_targets(one.examples)
-        else ClientError(f"client {one.site}: no example has a target token")
+        next(moments) if one in usable else ClientError(f"client {one.site}: no example has a target token")
         for one in requested
     ]
 
@@ -98,10 +96,7 @@ def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments]) -> list[Eviden
 
 
 def _chunks(
-    model: AdaptedModel,
-    states: Tensor,
-    units: Sequence[tuple[int, Item]],
-    draws: Sequence[Sequence[torch.Generator]],
+    model: AdaptedModel, states: Tensor, units: Sequence[tuple[int, Item]], draws: Sequence[Sequence[torch.Generator]]
 ) -> Iterator[tuple[list[int], Tensor, Tensor, bool]]:
     """Of the units (k, example) in chunks, at states (K, S, P): the indices (U,) of a chunk, the gradients (U, S, P) of
     log-likelihoods, summed over an example's targets, in memory that the next chunk takes; the losses (U, S); and

@@ -122,10 +122,7 @@ class SlotBatch(RunningBatch):
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a graph must make its own casts
         try:
-            with (
-                attending(self._base.model, NAME, attend),
-                self._bank.attached(self._index, mix=self._mix, below={}),
-            ):
+            with attending(self._base.model, NAME, attend), self._bank.attached(self._index, mix=self._mix, below={}):
                 positions = self.position[:, None]
                 seen = torch.arange(self.width, device=positions.device) <= positions
                 # In float32 at least: 0 of what a row's token sees, else minus infinity.

@@ -107,6 +107,5 @@ def base_folder(base: Base, config: BaseConfig) -> Path:
     folder = Path(os.path.expanduser(config.name))
     if folder.is_dir():
         return folder
-    return Path(
-        snapshot_download(config.name, revision=base.source.revision or config.revision, allow_patterns=list(_COPIED))
-    )
+    revision = base.source.revision or config.revision
+    return Path(snapshot_download(config.name, revision=revision, allow_patterns=list(_COPIED)))

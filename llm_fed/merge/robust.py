@@ -158,8 +158,7 @@ def _geometric_median(products: Tensor, distances: Tensor, share: Tensor) -> Ten
     start = distances[(distances @ share).argmin()]
     scale = _median(start, share)
     if not scale:  # half of the shares lie at one point
-        c = torch.where(start > 0, 0.0, share)
-        return c / c.sum().clamp_min(1e-300)
+        return _normalised(torch.where(start > 0, 0.0, share))
     c = _normalised(share / start.clamp_min(scale))
     for _ in range(WEISZFELD):
         before, c = c, _normalised(share / _distances(products, c).clamp_min(1e-6 * scale))

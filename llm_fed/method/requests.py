@@ -255,11 +255,9 @@ class Executor(Protocol):
     def execute(self, requests: Sequence[Request[Result]]) -> Sequence[Result]:
         """One result, or one exception, for each of these requests of one type and structure. UserError: the engine
         does not answer requests of this type."""
-        ...
 
     def take_work(self) -> Work:
         """The training work since the last call."""
-        ...
 
 
 class Runtime(Protocol):

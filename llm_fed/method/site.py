@@ -110,8 +110,7 @@ class Site:
         own = [name for name in state.layout.matching(trained) if name not in message.layout.slices]
         extras = {name: value for name, value in state.extras.items() if name not in message.extras}
         if own or extras:
-            kept = state.pick(own)
-            self.memory["own"] = State(kept.layout, kept.row, extras)
+            self.memory["own"] = state.pick(own, extras)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -309,9 +308,8 @@ class Site:
         preceding tokens are the example's. `structure`: the structure of the states (default: the site's own)."""
         self._look("gradient_moments")
         seed, examples = derive(self.seed, "labels", self.id), await self._against_base(examples)
-        return await requests.GradientMoments(
-            self.id, structure or self.structure, first, second, examples, sampled, seed
-        )
+        its = structure or self.structure
+        return await requests.GradientMoments(self.id, its, first, second, examples, sampled, seed)
 
     async def features(self, examples: Sequence[Item]) -> torch.Tensor:
         """The features (len(examples), H) that the base without an adapter computes: the last hidden state at the last

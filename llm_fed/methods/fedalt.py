@@ -50,6 +50,5 @@ class FedALT(Method):
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        own = {**state["own"], **{upload.client: upload.content for upload in uploads}}
-        own = dict(sorted(own.items()))
+        own = dict(sorted({**state["own"], **{upload.client: upload.content for upload in uploads}}.items()))
         return {"own": own, "sum": state["sum"].like(stack(own.values()).sum(0))}

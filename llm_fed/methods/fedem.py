@@ -35,8 +35,7 @@ class FedEM(Method):
     num_models: PositiveInt = 4  # d; the FedMerge paper tries 2 to 12
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
-        names = [f"expert{j}" for j in range(self.num_models)]
-        return structure.mixture(*names)
+        return structure.mixture(*(f"expert{j}" for j in range(self.num_models)))
 
     async def client_update(self, client: Client, message: Message) -> Message:
         if client.structure.fused:

@@ -70,8 +70,7 @@ class FedMerge(Method):
         step = self._weight_step(server)
         refuse_inert(self, "weight_lr", step != "fixed-magnitude", "method.weight_step=normalized or plain")
         refuse_inert(self, "max_step", step == "fixed-magnitude", "method.weight_step=fixed-magnitude")
-        soup = first_soup(server, self)
-        return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
+        return {"soup": first_soup(server, self), "logits": {}}  # logits a_i by client, zeros until its first upload
 
     def pool(self, state: Message) -> list[State]:
         return list(state["soup"])

@@ -48,9 +48,8 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     kind = torch.device(device).type
     has = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype: Dtype = "bfloat16" if has else "float32"
-    return replace(
-        config, dtype=dtype
-    ), f"computing in {dtype}, the default on this device ({kind}); base.dtype overrides"
+    said = f"computing in {dtype}, the default on this device ({kind}); base.dtype overrides"
+    return replace(config, dtype=dtype), said
 
 
 def bfloat16_hint() -> str:

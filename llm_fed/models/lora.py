@@ -282,26 +282,19 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
     Then those of fused experts, `{block}.{parameter}.{expert}.lora_A` and `.lora_B`; last the parameters of modules
     trained whole.
     """
-    names: list[str] = []
-    shapes: list[tuple[int, ...]] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, module in targets(model, structure).items():
         inputs, outputs = sizes(module)
         for expert in structure.experts:
-            names += pair(name, expert)
-            shapes += [(structure.rank, inputs), (outputs, structure.rank)]
+            shapes |= zip(pair(name, expert), ((structure.rank, inputs), (outputs, structure.rank)), strict=True)
         if structure.dora:
-            names.append(magnitude(name))
-            shapes.append((outputs,))
+            shapes[magnitude(name)] = (outputs,)
         if structure.gate == "router":
-            names.append(router(name))
-            shapes.append((len(structure.experts), inputs))
+            shapes[router(name)] = (len(structure.experts), inputs)
     for name, (inputs, outputs) in expert_sizes(model, structure).items() if structure.parameters else ():
-        names += pair(name, "")
-        shapes += [(structure.rank, inputs), (outputs, structure.rank)]
-    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
-        names.append(name)
-        shapes.append(tuple(parameter.shape))
-    return Layout(tuple(names), tuple(shapes))
+        shapes |= zip(pair(name, ""), ((structure.rank, inputs), (outputs, structure.rank)), strict=True)
+    shapes |= {name: tuple(each.shape) for name, each in whole_parameters(model, structure).items()}
+    return Layout(tuple(shapes), tuple(shapes.values()))
 
 
 def expert_sizes(model: nn.Module, structure: Lora) -> dict[str, tuple[int, int]]:
@@ -335,7 +328,7 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     """
     indices = layout(model, structure)
     state = State(indices, torch.zeros(indices.size, dtype=dtype))
-    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
+    for name, parameter in whole_parameters(model, structure).items():
         state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():
         state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))

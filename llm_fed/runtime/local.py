@@ -73,8 +73,7 @@ def drive(
         for site, answer in answers.items():
             waiting.pop(site, None)
             try:
-                step = work[site].throw(answer) if isinstance(answer, Exception) else work[site].send(answer)
-                waiting[site] = step
+                waiting[site] = work[site].throw(answer) if isinstance(answer, Exception) else work[site].send(answer)
             except StopIteration as stop:
                 outcomes[site] = stop.value
             except Exception as error:

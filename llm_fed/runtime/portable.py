@@ -78,9 +78,7 @@ class Codec:
         return self._item(tree, tensors)
 
     def _tree(self, item: object, tensors: Tensors) -> Any:
-        def tree(part: object) -> Any:
-            return self._tree(part, tensors)
-
+        tree = partial(self._tree, tensors=tensors)
         if item is None or isinstance(item, bool | int | float | str):
             return item
         if id(item) in self._number:
@@ -110,9 +108,7 @@ class Codec:
         raise TypeError(f"{type(item).__name__} cannot travel between processes")
 
     def _item(self, tree: Any, tensors: Sequence[Tensor]) -> Any:
-        def item(part: Any) -> Any:
-            return self._item(part, tensors)
-
+        item = partial(self._item, tensors=tensors)
         match tree:
             case list():
                 return list(map(item, tree))

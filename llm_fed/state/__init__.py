@@ -134,9 +134,9 @@ class State:
         extras = {name: value for name, value in self.extras.items() if re.search(pattern, name)}
         return State.of({name: self[name] for name in self.layout.matching(pattern)}, extras)
 
-    def pick(self, names: Sequence[str]) -> State:
-        """These entries in this order, as a smaller state without extras."""
-        return State.of({name: self[name] for name in names})
+    def pick(self, names: Sequence[str], extras: Mapping[str, Tensor] | None = None) -> State:
+        """These entries in this order, as a smaller state with these extras, or without any."""
+        return State.of({name: self[name] for name in names}, extras)
 
     def renamed(self, old: str, new: str) -> State:
         """The same state with `old` replaced by `new` in the entries' names."""
