@@ -230,8 +230,7 @@ class Site:
         model's with; as they are where nothing is compared with a reference."""
         if not self.objective.refers or not examples:
             return examples
-        found = await self.log_likelihoods(None, examples)
-        return compared(examples, found)
+        return compared(examples, await self.log_likelihoods(None, examples))
 
     async def _against(
         self, examples: Sequence[Item], used: Sequence[int], state: State, structure: Structure,
