@@ -288,9 +288,7 @@ class AdaptedModel:
     def computing(self) -> torch.autocast:
         """The context of a forward pass. A graph must make its own casts, as a cache does not outlive the pass."""
         cached = None if self.captures is None else False
-        return torch.autocast(
-            self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=cached
-        )  # fmt: skip
+        return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=cached)
 
     def within_memory(self, run: Callable[[AdaptedModel], Result]) -> Result:
         """What `run` makes of this model, with as large a budget as memory allows."""

@@ -159,9 +159,7 @@ def one_pass(
                 logits = model.examples.logits(model.model, inputs.batch, all_rows=bank.adapts_head)
                 loss = own(inputs, logits)
             else:
-                loss = model.examples.losses(
-                    model.model, inputs.batch, all_rows=bank.adapts_head, wanted=inputs.wanted
-                )  # fmt: skip
+                loss = model.examples.losses(model.model, inputs.batch, all_rows=bank.adapts_head, wanted=inputs.wanted)
             loss = loss * inputs.weights.to(loss.dtype)
         losses.index_add_(0, inputs.owner, loss.detach().to(losses.dtype))
         loss.sum().backward()
