@@ -114,9 +114,8 @@ def stream(
     mix: Tensor | None = None,
     sampling: continuous.Sampling | None = None,
 ) -> Iterator[int]:
-    """The tokens of one answer under row 0 of the bank, each as soon as it is known; see `generate`.
-
-    The bank is attached until the last one is taken, or the iterator is closed. `sampling`: None: it is greedy."""
+    """The tokens of one answer under row 0 of the bank, each as soon as it is known; see `generate`. The bank is
+    attached until the last one is taken, or the iterator is closed. `sampling`: None: it is greedy."""
     room, said = _room(base, prompt, max_new_tokens), list[int | Exception | None]()
     choose = None if sampling is None else sampling.chooser(base.model.device)
     answer = continuous.LiveAnswer(0, [*prompt], room, stop_tokens(base), said.append, mix, choose)
@@ -278,10 +277,8 @@ def room_after(base: Base, prompt: int, wanted: int) -> int:
 
 
 def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text of generated tokens, without the reasoning before an answer, which a prompt may have begun.
-
-    Where the tokenizer has a token of `<think>`, other tokens that read so are text.
-    """
+    """The text of generated tokens, without the reasoning before an answer, which a prompt may have begun. Where the
+    tokenizer has a token of `<think>`, other tokens that read so are text."""
     read = base.tokenizer
     text = str(read.decode([*tokens], skip_special_tokens=True))
     # The tag begins reasoning where the template may end a prompt with it, and not where the user alone did.

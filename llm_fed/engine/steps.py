@@ -125,9 +125,7 @@ class Steps:
 
     def add_clipped(self, each: Tensor, owners: Sequence[int]) -> None:
         """Add the gradients (n, P) of single examples to the rows that they belong to, each clipped as `Fit.private`
-        says.
-
-        The norm is that of what this client trains: the bank may train more for others. `owners`: the row of each
+        says. The norm is that of what this client trains: the bank may train more for others. `owners`: the row of each
         example; of other rows than these they are left out."""
         for k in self._active:
             private, chosen = self._fits[k].private, [n for n, owner in enumerate(owners) if owner == k]

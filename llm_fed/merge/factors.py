@@ -45,10 +45,8 @@ def stacked(states: Sequence[State], weights: Sequence[float]) -> dict[str, Pair
 
 def decomposed(b: Tensor, a: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
     """The singular value decomposition U (out, n), S (n,), V (n, in) of B A, in float64, with n at least `least` where
-    the layer is as wide; B A is formed only where its factors have fewer components than that.
-
-    Singular vectors are known up to their sign; here the largest number of each row of V is positive.
-    """
+    the layer is as wide; B A is formed only where its factors have fewer components than that. Singular vectors are
+    known up to their sign; here the largest number of each row of V is positive."""
     b, a = b.double(), a.double()
     if len(a) < min(least, len(b), a.shape[1]):  # the others are vectors whose singular value is zero
         u, s, v = torch.linalg.svd(b @ a, full_matrices=False)

@@ -41,10 +41,8 @@ _TINY = 1e-9  # of a share: what rounding leaves of a sum of shares
 
 
 def lacking(uploads: int, settings: ServerStepConfig) -> str:
-    """What a rule lacks for a mean of so many uploads, in words; empty where nothing does.
-
-    One liar must never hold more than the share that the rule can bear; Krum's proof wants n > 2f + 2.
-    """
+    """What a rule lacks for a mean of so many uploads, in words; empty where nothing does. One liar must never hold
+    more than the share that the rule can bear; Krum's proof wants n > 2f + 2."""
     if settings.aggregation == "mean" or _bears(uploads, settings):
         return ""
     least = next(n for n in range(uploads, 10_000) if all(_bears(n + k, settings) for k in range(20)))

@@ -206,11 +206,9 @@ def averaged(server: Server, state: State, uploads: list[Upload]) -> State:
 
 
 def by_arrival(server: Server, uploads: list[Upload]) -> list[Upload]:
-    """The uploads of one round in the order of their arrival, for methods that depend on it.
-
-    Virtual time is counted in rounds, so the order within a round is random: it depends only on (seed, round, client).
-    In client order, the same clients would always come first.
-    """
+    """The uploads of one round in the order of their arrival, for methods that depend on it. Virtual time is counted in
+    rounds, so the order within a round is random: it depends only on (seed, round, client). In client order, the same
+    clients would always come first."""
     return sorted(uploads, key=lambda upload: derive(server.seed, "arrival", server.round, upload.client))
 
 

@@ -62,8 +62,7 @@ class Lora(Structure):
         check_fields(config, "adapter.")
         if not isinstance(config.rank, int):
             raise UserError(f"adapter.rank is {config.rank!r}, ranks of several clients, where one number is needed")
-        chosen = config.target_modules
-        chosen = chosen if isinstance(chosen, str) else tuple(chosen)
+        chosen = config.target_modules if isinstance(config.target_modules, str) else tuple(config.target_modules)
         alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
         fused = tuple(sorted(set(config.target_parameters)))  # a set, as in PEFT
         if not chosen and not fused:
@@ -321,11 +320,9 @@ def whole_parameters(model: nn.Module, structure: Lora) -> dict[str, nn.Paramete
 
 
 def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> State:
-    """A fresh adapter as PEFT draws it, from a CPU generator: A uniform within 1/sqrt(in) of zero, B zero.
-
-    Experts draw one after another; routers start at zero, so that all experts weigh the same. Modules trained whole
-    start as the model has them.
-    """
+    """A fresh adapter as PEFT draws it, from a CPU generator: A uniform within 1/sqrt(in) of zero, B zero. Experts draw
+    one after another; routers start at zero, so that all experts weigh the same. Modules trained whole start as the
+    model has them."""
     indices = layout(model, structure)
     state = State(indices, torch.zeros(indices.size, dtype=dtype))
     for name, parameter in whole_parameters(model, structure).items():

@@ -209,10 +209,9 @@ def check(name: str, sends: Roles, like: Message) -> None:
         if kind not in role.fits:
             said = f"{what} ({kind}) as {type(role).__name__}"
             raise UserError(f"the method {name} sends {said}, which is a role of {' or '.join(role.fits)}")
-        if isinstance(role, Statistic) and role.rows:
-            beside = ".".join([*path.split(".")[:-1], role.rows])
-            if beside not in parts:
-                raise UserError(f"the method {name} sends {what} with rows={role.rows!r}, which is not sent beside it")
+        rows = role.rows if isinstance(role, Statistic) else ""
+        if rows and ".".join([*path.split(".")[:-1], rows]) not in parts:
+            raise UserError(f"the method {name} sends {what} with rows={rows!r}, which is not sent beside it")
     if left := [path for path in sends if path not in parts]:
         raise UserError(
             f"the method {name} names a role of {left[0]!r}, which it does not send; it sends {', '.join(parts)}"
