@@ -84,8 +84,7 @@ class SlotBatch(continuous.RunningBatch):
 
     def step(self) -> list[continuous.LiveAnswer]:
         assert self._recorder
-        longest = max(len(each.text) for each in self.rows)
-        self.width = min(self.columns, rounded(longest, 1, WIDTH))
+        self.width = min(self.columns, rounded(max(len(each.text) for each in self.rows), 1, WIDTH))
         with self._fused():
             self._recorder.run(self.width, self._step)
         self._captures.answers = not self._recorder.why

@@ -114,8 +114,7 @@ def _middle(values: Tensor, share: Tensor, cut: float) -> Tensor:
         kept = torch.where(kept > _TINY, kept, 0.0)  # nothing of a value of 1e30, and not what rounding leaves of it
         return (kept * values).sum(0) / kept.sum(0).clamp_min(_TINY)
     lower, upper = ((upto < 0.5 + side).sum(0, keepdim=True) for side in (-_TINY, _TINY))
-    last = len(values) - 1
-    low, high = (values.gather(0, index.clamp(max=last))[0] for index in (lower, upper))
+    low, high = (values.gather(0, index.clamp(max=len(values) - 1))[0] for index in (lower, upper))
     return torch.where(share.sum(0) > 0, low / 2 + high / 2, 0.0)
 
 

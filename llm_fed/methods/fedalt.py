@@ -28,8 +28,7 @@ class FedALT(Method):
         return structure.with_experts("own", "rest", gate="router")
 
     def init(self, server: Server) -> Message:
-        nothing = server.initial().select(r"\.own\.") * 0.0
-        return {"own": {}, "sum": nothing}
+        return {"own": {}, "sum": server.initial().select(r"\.own\.") * 0.0}
 
     def broadcast(self, state: Message, client: str) -> Message:
         """RoW_k = (1 / (N - 1)) sum over j != k of own_j: one sum for all clients, minus the client's own."""

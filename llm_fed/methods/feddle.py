@@ -98,8 +98,7 @@ class Feddle(Method):
         }
 
     def report(self, state: Message) -> dict[str, Json]:
-        search = state["search"]
-        return {key: [float(f"{value:.6g}") for value in values] for key, values in search.items()}
+        return {key: [float(f"{value:.6g}") for value in values] for key, values in state["search"].items()}
 
     def _add(
         self, server: Server, anchors: list[State], importance: list[float | None], arrivals: list[State]

@@ -139,8 +139,7 @@ class Answer:
     @staticmethod
     def joined(answers: Sequence[Answer]) -> Answer:
         """Those to consecutive images as one."""
-        first = answers[0]
-        parts = {name: Answer.joined([answer.parts[name] for answer in answers]) for name in first.parts}
+        parts = {name: Answer.joined([answer.parts[name] for answer in answers]) for name in answers[0].parts}
         gates = [answer.gate for answer in answers if answer.gate is not None]
         return Answer(
             torch.cat([answer.logits for answer in answers]),

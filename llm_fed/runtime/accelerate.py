@@ -82,8 +82,7 @@ class DistributedEngine:
             if rank and share:
                 self._ranks.send(rank, self._codec.pack(["execute", [requests[i] for i in share]]))
         try:
-            own = [requests[i] for i in shares[0]]
-            done = [(shares[0], *perform(self._shared.engine, own))]
+            done = [(shares[0], *perform(self._shared.engine, [requests[i] for i in shares[0]]))]
         except Exception:
             with suppress(UserError, RunError):  # hear the others, who then wait for the next order
                 self._ranks.replies(self._codec)

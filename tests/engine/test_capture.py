@@ -80,7 +80,7 @@ def test_what_needs_no_padding_is_equal_to_the_last_bit(monkeypatch):
     jobs = cohort(tiny.build("llama"), LORA, EXACT)
     batches = [tiny.examples(step, [48, 48]) for step in range(2 * USES)]
     assert len({sum(sum(e.target) for e in b) for b in batches}) == 1
-    jobs = [type(job).on(job.site, LORA, job.start, batches, job.optimizer, seed=job.seed) for job in jobs[:2]]
+    jobs = [tiny.fit_on(job.site, LORA, job.start, batches, job.optimizer, seed=job.seed) for job in jobs[:2]]
     captures = Captures()
     results, work = trained(jobs, captures)
     written, plain = trained(jobs)
