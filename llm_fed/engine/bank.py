@@ -38,11 +38,8 @@ class AdapterBank:
     sets to zero in between. So loading, reading, clipping and optimising all work on plain rows. Linear layers that the
     structure trains whole (an image model's head) are entries of the rows like the others. The base is frozen and put
     in eval mode (its own dropout is off); beyond that it is not changed. UserError: the structure or `train` matches
-    nothing, or a module that is to be trained whole is not linear.
-
-    Attributes:
-        drops: whether there is dropout; then `width` is D.
-        adapts_head: whether the layer that a language model's logits come from is adapted.
+    nothing, or a module that is to be trained whole is not linear. `drops`: whether there is dropout; then `width` is
+    D. `adapts_head`: whether the layer that a language model's logits come from is adapted.
 
     Args:
         model: the base; it may be quantised or of any float dtype.
@@ -53,12 +50,7 @@ class AdapterBank:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        structure: Lora,
-        num_rows: int,
-        dtype: torch.dtype = torch.float32,
-        train: str = r".*",
+        self, model: nn.Module, structure: Lora, num_rows: int, dtype: torch.dtype = torch.float32, train: str = r".*"
     ):
         freeze(model)
         self.model, self.structure = model, structure
@@ -96,10 +88,6 @@ class AdapterBank:
             raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
         self.rows[k].copy_(state.row)
         self._deltas.load(k, state)
-
-    def read(self, k: int) -> State:
-        """A copy of row k, on the bank's device."""
-        return State(self.layout, self.rows[k].clone())
 
     def draw_masks(
         self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None, *, end_to_end: bool = False
@@ -300,9 +288,7 @@ class AdaptedModel:
     def computing(self) -> torch.autocast:
         """The context of a forward pass. A graph must make its own casts, as a cache does not outlive the pass."""
         cached = None if self.captures is None else False
-        return torch.autocast(
-            self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=cached
-        )  # fmt: skip
+        return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=cached)
 
     def within_memory(self, run: Callable[[AdaptedModel], Result]) -> Result:
         """What `run` makes of this model, with as large a budget as memory allows."""

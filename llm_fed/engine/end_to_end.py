@@ -135,9 +135,7 @@ def attend(
     return attended[None].contiguous(), None  # as from other attentions of transformers; some layers rely on it
 
 
-_UNKNOWN = (
-    "softcap", "position_bias", "s_aux", "sinks", "head_mask", "attention_mask", "dropout", "is_causal",
-)  # fmt: skip
+_UNKNOWN = ("softcap", "position_bias", "s_aux", "sinks", "head_mask", "attention_mask", "dropout", "is_causal")
 
 
 def one_by_one(
@@ -176,9 +174,7 @@ def _by_kernel(
     # The kernel counts the tokens before each one, transformers that one, too.
     before = -1 if window is None or window >= sequences.longest else window - 1
     borders, longest = sequences.borders, sequences.longest
-    attended = attend(
-        query, key, value, borders, borders, longest, longest, scale=scaling, window_size=(before, 0)
-    )  # fmt: skip
+    attended = attend(query, key, value, borders, borders, longest, longest, scale=scaling, window_size=(before, 0))
     assert isinstance(attended, Tensor)
     return attended
 

@@ -122,10 +122,8 @@ class Engine:
         return self._whole[structure]
 
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
-        if (
-            any(callable(request.loss) for request in requests)
-            and not self.adapted(requests[0].structure).examples.replaceable
-        ):
+        model = self.adapted(requests[0].structure)
+        if any(callable(request.loss) for request in requests) and not model.examples.replaceable:
             raise UserError(
                 "client.fit(loss=FUNCTION) takes the place of the loss of tokens, but objective.name has chosen one on "
                 "preferences; set objective.name=sft, or choose another method"
@@ -134,7 +132,7 @@ class Engine:
             return [self.fit([request])[0] for request in requests]  # each has teachers of its own
         if len({request.private is None for request in requests}) > 1:
             raise ValueError("fits with privacy and fits without it do not train in one pass")
-        results, work = fit.fit(self.adapted(requests[0].structure), requests)
+        results, work = fit.fit(model, requests)
         if self.untried and not work.requested:
             work = replace(work, requested=("captured",), why=self.untried)
         self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
@@ -179,9 +177,8 @@ class Engine:
 
     def features(self, requests: Sequence[Features]) -> Sequence[Tensor]:
         examples = [example for request in requests for example in request.examples]
-        return self.base.features(requests[0].structure, examples).split(
-            [len(request.examples) for request in requests]
-        )
+        counts = [len(request.examples) for request in requests]
+        return self.base.features(requests[0].structure, examples).split(counts)
 
     def logits(self, requests: Sequence[Logits]) -> Sequence[Tensor]:
         return [answer.logits for answer in self._answer(requests)]

@@ -18,18 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError
+from llm_fed.engine import continuous
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.capture import Captures
-from llm_fed.engine.continuous import (
-    LiveAnswer,
-    RunningBatch,
-    Sampling,
-    forward,
-    in_turn,
-    not_a_number,
-    pad_left,
-    select,
-)
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.memory import within_memory
@@ -69,7 +60,8 @@ def generate(
 
     An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is full. It
     does not depend on the rows beside it, up to the rounding of a batched product (in half precision a near tie of two
-    tokens may fall either way); a base that feels padding answers prompts of one length together.
+    tokens may fall either way); a base that feels padding answers prompts of one length together. UserError: an empty
+    prompt, or one that is longer than the base's context. RunError: memory does not suffice for one row.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
@@ -78,10 +70,6 @@ def generate(
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         captures, fuses: as of `SlotBatch`; None: steps run as they are written.
         free: gives memory back where it does not suffice, before fewer rows are tried.
-
-    Raises:
-        UserError: an empty prompt, or one that is longer than the base's context.
-        RunError: memory does not suffice for one row.
     """
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
     columns = max((len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True)), default=0)
@@ -104,12 +92,12 @@ def generate(
         for i in left:
             row, prompt = requests[i]
             own = None if mix is None else mix[i : i + 1]
-            waiting.append(LiveAnswer(row, [*prompt], rooms[i], stops, partial(hear, i), own))
-        batch = RunningBatch(base, bank, rows)
+            waiting.append(continuous.LiveAnswer(row, [*prompt], rooms[i], stops, partial(hear, i), own))
+        batch = continuous.RunningBatch(base, bank, rows)
         if captures and captures.answers and allowed(base, bank):
             batch = SlotBatch(base, bank, rows, columns, captures, fuses)
         with closing(batch):
-            for _ in in_turn(batch, waiting):
+            for _ in continuous.in_turn(batch, waiting):
                 pass
 
     within_memory(answer, min(len(requests), _fitting(base, batch_size, columns)) or 1, partial(_fewer, free))
@@ -124,15 +112,14 @@ def stream(
     *,
     max_new_tokens: int,
     mix: Tensor | None = None,
-    sampling: Sampling | None = None,
+    sampling: continuous.Sampling | None = None,
 ) -> Iterator[int]:
-    """The tokens of one answer under row 0 of the bank, each as soon as it is known; see `generate`.
-
-    The bank is attached until the last one is taken, or the iterator is closed. `sampling`: None: it is greedy."""
+    """The tokens of one answer under row 0 of the bank, each as soon as it is known; see `generate`. The bank is
+    attached until the last one is taken, or the iterator is closed. `sampling`: None: it is greedy."""
     room, said = _room(base, prompt, max_new_tokens), list[int | Exception | None]()
     choose = None if sampling is None else sampling.chooser(base.model.device)
-    answer = LiveAnswer(0, [*prompt], room, stop_tokens(base), said.append, mix, choose)
-    for _ in in_turn(RunningBatch(base, bank, 1), [answer]):
+    answer = continuous.LiveAnswer(0, [*prompt], room, stop_tokens(base), said.append, mix, choose)
+    for _ in continuous.in_turn(continuous.RunningBatch(base, bank, 1), [answer]):
         yield from (token for token in said if isinstance(token, int))
         said.clear()
 
@@ -149,17 +136,14 @@ def option_log_likelihoods(
 ) -> list[list[float]]:
     """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
 
-    Nothing is generated, and a prompt is processed once for all its options.
+    Nothing is generated, and a prompt is processed once for all its options. UserError: an empty prompt, an empty
+    option or no option, or more tokens than the base's context. RunError: memory does not suffice for one request.
 
     Args:
         requests: (row of the bank, token ids of the prompt, token ids of each option).
         batch_size: options per forward pass at most; a request with more of them has its own pass.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         free: as of `generate`.
-
-    Raises:
-        UserError: an empty prompt, an empty option or no option, or more tokens than the base's context.
-        RunError: memory does not suffice for one request.
     """
     for _, prompt, options in requests:
         if not options or not all(options):
@@ -221,26 +205,26 @@ def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor |
     index = torch.tensor([row for row, _, _ in batch])
     owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
     options = [torch.tensor(option) for _, _, options in batch for option in options]
-    ids, mask = pad_left([prompt for _, prompt, _ in batch], device)
+    ids, mask = continuous.pad_left([prompt for _, prompt, _ in batch], device)
     padded = any(len(prompt) < mask.shape[1] for _, prompt, _ in batch)
     with bank.attached(index, mix=mix):
-        logits, cache = forward(base, ids, mask, None, keep=1, padded=padded)
+        logits, cache = continuous.forward(base, ids, mask, None, keep=1, padded=padded)
     indices = owner.to(device)
     logits = logits[indices]  # (R, 1, V)
     labels = pad_sequence(options, batch_first=True).to(device)  # (R, T)
     real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True).to(device)
     if labels.shape[1] > 1:
-        select(cache, indices)
+        continuous.select(cache, indices)
         mask = torch.cat([mask[indices], real[:, 1:]], dim=1)
         padded = padded or len(set(map(len, options))) > 1
         with bank.attached(index[owner], mix=None if mix is None else mix[owner]):
-            rest, _ = forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)
+            rest, _ = continuous.forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)
         logits = torch.cat([logits, rest], dim=1)  # (R, T, V)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     picked = logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
     scores: list[float] = torch.where(real.bool(), picked, 0.0).sum(1).tolist()
     if any(map(math.isnan, scores)):
-        raise not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
+        raise continuous.not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
     return scores
 
 
@@ -267,7 +251,7 @@ def _score_whole(
     weights, rows = None if mix is None else mix[owners], [requests[i][0] for i in owners]
     found = model.within_memory(lambda within: log_likelihoods(within, bank, texts, mix=weights, rows=rows))
     if any(map(math.isnan, found)):
-        raise not_a_number(base, max(map(TEXT.length, texts)))
+        raise continuous.not_a_number(base, max(map(TEXT.length, texts)))
     scores = iter(found)
     return {i: [next(scores) for _ in options] for i, (_, _, options) in requests.items()}
 
@@ -293,10 +277,8 @@ def room_after(base: Base, prompt: int, wanted: int) -> int:
 
 
 def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text of generated tokens, without the reasoning before an answer, which a prompt may have begun.
-
-    Where the tokenizer has a token of `<think>`, other tokens that read so are text.
-    """
+    """The text of generated tokens, without the reasoning before an answer, which a prompt may have begun. Where the
+    tokenizer has a token of `<think>`, other tokens that read so are text."""
     read = base.tokenizer
     text = str(read.decode([*tokens], skip_special_tokens=True))
     # The tag begins reasoning where the template may end a prompt with it, and not where the user alone did.

@@ -27,12 +27,8 @@ _COPIES = 10
 
 def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None = None) -> tuple[float, State]:
     """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout. `mix`: (N,
-    E), where the structure's gate is `mix`: the weight of each expert for each example, a constant.
-
-    Raises:
-        ClientError: no target.
-        RunError: the device's memory does not suffice for one example.
-    """
+    E), where the structure's gate is `mix`: the weight of each expert for each example, a constant. ClientError: no
+    target. RunError: the device's memory does not suffice for one example."""
     examples = model.examples
     count = examples.num_targets(requested.examples)
     if not count:
@@ -62,9 +58,7 @@ def evidence(model: AdaptedModel, requested: Sequence[GradientMoments]) -> list[
     usable = [one for one in requested if model.examples.num_targets(one.examples)]
     moments = iter(model.within_memory(lambda within: _gather(within, usable)) if usable else [])
     return [
-        next(moments)
-        if model.examples.num_targets(one.examples)
-        else ClientError(f"client {one.site}: no example has a target token")
+        next(moments) if one in usable else ClientError(f"client {one.site}: no example has a target token")
         for one in requested
     ]
 
@@ -102,10 +96,7 @@ def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments]) -> list[Eviden
 
 
 def _chunks(
-    model: AdaptedModel,
-    states: Tensor,
-    units: Sequence[tuple[int, Item]],
-    draws: Sequence[Sequence[torch.Generator]],
+    model: AdaptedModel, states: Tensor, units: Sequence[tuple[int, Item]], draws: Sequence[Sequence[torch.Generator]]
 ) -> Iterator[tuple[list[int], Tensor, Tensor, bool]]:
     """Of the units (k, example) in chunks, at states (K, S, P): the indices (U,) of a chunk, the gradients (U, S, P) of
     log-likelihoods, summed over an example's targets, in memory that the next chunk takes; the losses (U, S); and

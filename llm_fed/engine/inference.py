@@ -92,11 +92,9 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
     for chosen in plan(lengths, *budget_and_overhead(base.model.device)):
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[i]) for i in chosen], batch_first=True)
         with base.computing():  # padding on the right reaches no real token
-            inputs = inputs_of(base.model, ids, torch.tensor([lengths[i] for i in chosen]))
-            output = body(**inputs, use_cache=False)
-        rows = torch.arange(len(chosen))
-        last = torch.tensor([lengths[i] for i in chosen]) - 1
-        hidden = output.last_hidden_state.cpu()[rows, last]
+            sizes = torch.tensor([lengths[i] for i in chosen])
+            output = body(**inputs_of(base.model, ids, sizes), use_cache=False)
+        hidden = output.last_hidden_state.cpu()[torch.arange(len(chosen)), sizes - 1]
         found = found.to(torch.promote_types(found.dtype, hidden.dtype))
         found[torch.tensor(chosen)] = hidden.to(found.dtype)
     return found

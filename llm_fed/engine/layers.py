@@ -254,9 +254,8 @@ class Deltas:
         self._of[k] = n
         if n == len(self._known):
             self._known.append(beneath)
-            self._different.append(
-                {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in beneath.items()}
-            )
+            here = {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in beneath.items()}
+            self._different.append(here)
 
     def on(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
         """By layer its forward hook for a batch whose row n goes through the bank's row owners[n]."""

@@ -17,11 +17,8 @@ _PACKED, _NEEDLESS = masking_utils.find_packed_sequence_indices, masking_utils._
 @contextmanager
 def known_masks(padded: bool = False) -> Iterator[None]:
     """Within, each row that a model is given is one sequence, and the mask that may come with it is all ones unless
-    `padded`.
-
-    Transformers would find out both from the tensors, and while it does the host waits for all that a GPU was asked
-    for, once or twice in every forward pass.
-    """
+    `padded`. Transformers would find out both from the tensors, and while it does the host waits for all that a GPU was
+    asked for, once or twice in every forward pass."""
 
     def needless(mask: Tensor | None, *sizes: Any, **more: Any) -> bool:
         return not (padded and mask is not None) and _NEEDLESS(None, *sizes, **more)

@@ -26,10 +26,8 @@ Item = TypeVar("Item")
 
 
 def budget_and_overhead(device: torch.device) -> tuple[int, int]:
-    """Most tokens of a micro-batch, and what one more micro-batch costs in tokens.
-
-    On the CPU as measured (docs/results/log/performance.md); elsewhere reasoned, not measured.
-    """
+    """Most tokens of a micro-batch, and what one more micro-batch costs in tokens. On the CPU as measured
+    (docs/results/log/performance.md); elsewhere reasoned, not measured."""
     return (1024, 32) if device.type == "cpu" else (16384, 512)
 
 
@@ -64,10 +62,8 @@ def within_memory(run: Callable[[int], Result], budget: int, free: Callable[[], 
 
 
 def activation_checkpointing(model: nn.Module) -> AbstractContextManager[None]:
-    """Recompute activations in the layers where `model.gradient_checkpointing_enable()` requested it.
-
-    Transformers itself does so in training mode alone, which would also turn the base's dropout on.
-    """
+    """Recompute activations in the layers where `model.gradient_checkpointing_enable()` requested it. Transformers
+    itself does so in training mode alone, which would also turn the base's dropout on."""
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     return forwards({layer: partial(again, layer.forward) for layer in recomputed(model)})
 

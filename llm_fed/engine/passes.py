@@ -117,7 +117,7 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     """Why these jobs' passes are as they are written; empty where they can be captured, and have no padding."""
     base, structure = model.model, model.structure
     family = base.config.model_type if isinstance(base, PreTrainedModel) else type(base).__name__
-    for why, holds in {
+    reasons = {
         "only texts have batches of fixed shapes, and not pictures, labels or preferences": not model.examples.fixed,
         "teachers answer for each example": bool(jobs[0].teachers),
         "a method's own loss may ask the device for values": any(callable(job.loss) for job in jobs),
@@ -129,10 +129,8 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
         "the base is quantised": not all(each.is_floating_point() for each in base.parameters()),
         f"nobody has compared {family} so": family not in FAMILIES,
         "the base's positions depend on the length of each text": regimes(base) is not None,
-    }.items():
-        if holds:
-            return why
-    return ""
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def one_pass(
@@ -161,9 +159,7 @@ def one_pass(
                 logits = model.examples.logits(model.model, inputs.batch, all_rows=bank.adapts_head)
                 loss = own(inputs, logits)
             else:
-                loss = model.examples.losses(
-                    model.model, inputs.batch, all_rows=bank.adapts_head, wanted=inputs.wanted
-                )  # fmt: skip
+                loss = model.examples.losses(model.model, inputs.batch, all_rows=bank.adapts_head, wanted=inputs.wanted)
             loss = loss * inputs.weights.to(loss.dtype)
         losses.index_add_(0, inputs.owner, loss.detach().to(losses.dtype))
         loss.sum().backward()

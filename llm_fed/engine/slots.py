@@ -17,18 +17,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from llm_fed.engine import continuous
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures, Recorder
-from llm_fed.engine.continuous import (
-    KeysAndValues,
-    LiveAnswer,
-    RunningBatch,
-    forward,
-    layers_of,
-    likeliest,
-    pad_left,
-    plain,
-)
 from llm_fed.engine.end_to_end import attending
 from llm_fed.engine.fused import fused
 from llm_fed.engine.packing import rounded
@@ -43,10 +34,10 @@ WIDTH, COLUMNS = 256, 64  # to which a step's columns are rounded up, so that fe
 def allowed(base: Base, bank: AdapterBank) -> bool:
     """Whether slots serve: all layers see all tokens of a row, wherever it lies, without weights beneath adapters."""
     beneath = bank.beneath(range(len(bank.rows)))
-    return base.model.config.model_type in FAMILIES and plain(base) and not beneath
+    return base.model.config.model_type in FAMILIES and continuous.plain(base) and not beneath
 
 
-class SlotBatch(RunningBatch):
+class SlotBatch(continuous.RunningBatch):
     """Answers in slots, whose steps are captured.
 
     Args:
@@ -73,28 +64,27 @@ class SlotBatch(RunningBatch):
         self._layers = [SlotLayer(self) for _ in self._cache.layers]
         self._cache.layers = [*self._layers]
 
-    def read(self, new: Sequence[LiveAnswer]) -> list[LiveAnswer]:
+    def read(self, new: Sequence[continuous.LiveAnswer]) -> list[continuous.LiveAnswer]:
         texts = [each.text for each in new]
         taken, self._free = self._free[: len(new)], self._free[len(new) :]
         self.rows, self._slots = [*self.rows, *new], [*self._slots, *taken]
-        ids, mask = pad_left(texts, self._base.model.device)
+        ids, mask = continuous.pad_left(texts, self._base.model.device)
         with self._fused():
             logits, known = self._forward(new, ids, mask, None)
         slots = torch.tensor(taken, device=self._ids.device)
         columns = mask.argsort(stable=True, dim=1, descending=True)  # real tokens first; behind them all is masked
-        for own, layer in zip(self._layers, layers_of(known), strict=True):
+        for own, layer in zip(self._layers, continuous.layers_of(known), strict=True):
             own.put(slots, columns, layer)
-        self._ids[slots] = likeliest(logits)
+        self._ids[slots] = continuous.likeliest(logits)
         self.position[slots] = torch.tensor([len(text) for text in texts], device=slots.device)
         self._index[slots] = torch.tensor([each.row for each in new], device=slots.device)
         if self._mix is not None:
             self._mix[slots] = torch.cat([each.mix for each in new if each.mix is not None]).to(self._mix)
         return self._hear(new, self._told(taken))
 
-    def step(self) -> list[LiveAnswer]:
+    def step(self) -> list[continuous.LiveAnswer]:
         assert self._recorder
-        longest = max(len(each.text) for each in self.rows)
-        self.width = min(self.columns, rounded(longest, 1, WIDTH))
+        self.width = min(self.columns, rounded(max(len(each.text) for each in self.rows), 1, WIDTH))
         with self._fused():
             self._recorder.run(self.width, self._step)
         self._captures.answers = not self._recorder.why
@@ -122,20 +112,17 @@ class SlotBatch(RunningBatch):
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a graph must make its own casts
         try:
-            with (
-                attending(self._base.model, NAME, attend),
-                self._bank.attached(self._index, mix=self._mix, below={}),
-            ):
+            with attending(self._base.model, NAME, attend), self._bank.attached(self._index, mix=self._mix, below={}):
                 positions = self.position[:, None]
                 seen = torch.arange(self.width, device=positions.device) <= positions
                 # In float32 at least: 0 of what a row's token sees, else minus infinity.
                 dtype = torch.promote_types(self._base.model.dtype, torch.float32)
                 bias = torch.zeros((), dtype=dtype, device=seen.device).where(seen, -torch.inf)[:, None, None]
-                logits, _ = forward(
+                logits, _ = continuous.forward(
                     self._base, self._ids.clamp(min=0), seen.long(), self._cache, keep=1, padded=True,
                     positions=positions, more={"slots_bias": bias},
                 )  # fmt: skip
-                self._ids.copy_(likeliest(logits[:, -1]))
+                self._ids.copy_(continuous.likeliest(logits[:, -1]))
         finally:
             torch.set_autocast_cache_enabled(cached)
         self.position.add_(1).clamp_(max=self.columns - 1)
@@ -151,7 +138,7 @@ class SlotLayer(DynamicLayer):
         super().__init__()
         self._batch = batch
 
-    def put(self, slots: Tensor, columns: Tensor, known: KeysAndValues) -> None:
+    def put(self, slots: Tensor, columns: Tensor, known: continuous.KeysAndValues) -> None:
         """What another layer knows of rows, of each these columns (N, T), into these slots (N,)."""
         if not self.is_initialized:
             batch = self._batch

@@ -51,20 +51,15 @@ class Steps:
     """Takes the optimizer steps of fits on rows of values, from rows of gradients.
 
     A step is a few operations on lists of tensors, however many rows there are, and each row gets bit for bit what it
-    would get alone: nothing is summed over rows.
-
-    Attributes:
-        segments: the entries that lie in each parameter of a row, in the order of `parameters`.
-        parameters: by row its S parts that are trained; their gradients are parts of the row of gradients.
+    would get alone: nothing is summed over rows. UserError: `train`, `frozen` or a pattern of `lr_of` matches nothing,
+    or nothing is left to train. ValueError: an optimizer's anchor or correction has other entries than the row.
+    `segments`: the entries that lie in each parameter of a row, in the order of `parameters`. `parameters`: by row its
+    S parts that are trained; their gradients are parts of the row of gradients.
 
     Args:
         fits: by their rows, with equal settings (see `together`); all begin with the first step.
         values, grads: (K, P), of the fits' starts and zeros.
         layout: of a row.
-
-    Raises:
-        UserError: `train`, `frozen` or a pattern of `lr_of` matches nothing, or nothing is left to train.
-        ValueError: an optimizer's anchor or correction has other entries than the row.
     """
 
     def __init__(self, fits: Mapping[int, Fit], values: Tensor, grads: Tensor, layout: Layout):
@@ -130,9 +125,7 @@ class Steps:
 
     def add_clipped(self, each: Tensor, owners: Sequence[int]) -> None:
         """Add the gradients (n, P) of single examples to the rows that they belong to, each clipped as `Fit.private`
-        says.
-
-        The norm is that of what this client trains: the bank may train more for others. `owners`: the row of each
+        says. The norm is that of what this client trains: the bank may train more for others. `owners`: the row of each
         example; of other rows than these they are left out."""
         for k in self._active:
             private, chosen = self._fits[k].private, [n for n, owner in enumerate(owners) if owner == k]

@@ -79,10 +79,8 @@ class WholeModel:
             return Answer.joined(answers).map(full)
 
     def gradient(self, requested: Gradient) -> tuple[float, State]:
-        """The mean cross-entropy of the examples and its gradient, in evaluation mode.
-
-        With another head the logits are that head's, and the gradient of the model's own head is zero.
-        """
+        """The mean cross-entropy of the examples and its gradient, in evaluation mode. With another head the logits are
+        that head's, and the gradient of the model's own head is zero."""
         model = self._flat
         model.load(requested.state)
         model.grads.zero_()

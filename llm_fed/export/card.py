@@ -57,8 +57,7 @@ def model_card(
     shown = model.wording
     settings, settings_text = _public_settings(config)
     task = settings["task"]
-    hub = paths.hub_id("task.path", task["path"] or "")
-    dataset = hub or task["name"]
+    dataset = paths.hub_id("task.path", task["path"] or "") or task["name"]
     objective = ObjectiveConfig(**settings.get("objective", {}))
     data = ModelCardData(
         base_model=model.base if shown.on_hub and not is_local(model.base) else None,

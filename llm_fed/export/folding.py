@@ -40,11 +40,6 @@ def untied(model: PreTrainedModel, structure: Lora, adapter: Path) -> bool:
     return parted
 
 
-def _inputs(layer: nn.Module) -> int:
-    """The dimension of a layer's weights that its inputs are."""
-    return 0 if isinstance(layer, Conv1D) else 1
-
-
 @torch.no_grad()
 def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -> None:
     """Change the weights of a model, in their dtype, as a plain adapter does; a head that was tied has its own then.
@@ -55,10 +50,11 @@ def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -
         weight = cast(Tensor, layer.weight)
         exact = torch.promote_types(weight.dtype, state.row.dtype)
         update = structure.scaling * (state[second].to(exact) @ state[first].to(exact))
-        whole = weight.to(exact) + (update.T if isinstance(layer, Conv1D) else update)
+        turned = isinstance(layer, Conv1D)
+        whole = weight.to(exact) + (update.T if turned else update)
         if structure.dora:
-            lengths = state[magnitude(name)].to(exact) / torch.linalg.vector_norm(whole, dim=_inputs(layer))
-            whole = whole * (lengths if isinstance(layer, Conv1D) else lengths[:, None])
+            lengths = state[magnitude(name)].to(exact) / torch.linalg.vector_norm(whole, dim=0 if turned else 1)
+            whole = whole * (lengths if turned else lengths[:, None])
         layer.weight = nn.Parameter(_finite(whole, weight.dtype, name, adapter), requires_grad=False)
     for name, fused in fused_parameters(model, structure.parameters).items():
         of = [pair(f"{name}.{expert}", "") for expert in range(fused.experts)]

@@ -64,8 +64,7 @@ def own_settings(base: BaseConfig) -> dict[str, Any]:
 
 def settings_read(base: BaseConfig) -> dict[str, Any]:
     """What the installed transformers reads in that config.json, with the version that has written it."""
-    name = check_name(base.name)
-    read = read_settings(name, base.revision).to_dict()
+    read = read_settings(check_name(base.name), base.revision).to_dict()
     return read | {"transformers_version": own_settings(base).get("transformers_version")}
 
 
@@ -107,6 +106,5 @@ def base_folder(base: Base, config: BaseConfig) -> Path:
     folder = Path(os.path.expanduser(config.name))
     if folder.is_dir():
         return folder
-    return Path(
-        snapshot_download(config.name, revision=base.source.revision or config.revision, allow_patterns=list(_COPIED))
-    )
+    revision = base.source.revision or config.revision
+    return Path(snapshot_download(config.name, revision=revision, allow_patterns=list(_COPIED)))

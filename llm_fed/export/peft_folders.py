@@ -51,9 +51,7 @@ def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping
     """
     if structure.delta:
         state = delta.joined(state, structure.scaling)
-        if (rank := rank_of(state)) != structure.rank:
-            structure = replace(structure, rank=rank, alpha=structure.scaling * rank)
-        structure = replace(structure, delta=False)
+        structure = replace(structure.of_rank(rank_of(state)), delta=False)
     return {**_files(state, structure, base), CARD: card.encode(), **more}
 
 

@@ -205,10 +205,7 @@ def _text(settings: Mapping[str, Any]) -> bytes:
 
 def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Json]:
     """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
-    values: dict[str, Json] = {"lora_alpha": float(alpha), "modules_to_save": list(whole)}
-    if dora:
-        values["use_dora"] = True
-    return values
+    return {"lora_alpha": float(alpha), "modules_to_save": list(whole), **({"use_dora": True} if dora else {})}
 
 
 def public_config(path: Path) -> bytes:

@@ -81,8 +81,7 @@ def check_settings(metadata: Mapping[str, str], settings: Mapping[str, Json], pa
 
 def _digest(data: bytes, metadata: Mapping[str, str]) -> str:
     """The SHA-256 of a safetensors file with these metadata, whatever their order."""
-    ordered = _with_metadata(data, metadata)
-    return hashlib.sha256(ordered).hexdigest()
+    return hashlib.sha256(_with_metadata(data, metadata)).hexdigest()
 
 
 def _with_metadata(data: bytes, metadata: Mapping[str, str]) -> bytes:

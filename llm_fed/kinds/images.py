@@ -21,7 +21,7 @@ from llm_fed.kinds import wording
 from llm_fed.kinds.kind import AsTheyAre, Encoding, Kind, Labelled, Note
 from llm_fed.models.base import freeze
 from llm_fed.models.cnn import SIZE
-from llm_fed.models.images import ARCHITECTURES, HALF, OF_ANY_SIZE, drawn_once, head_of, processing
+from llm_fed.models.images import ARCHITECTURES, HALF, RESNETS, drawn_once, head_of, processing
 from llm_fed.models.joined import Answer, Joined, respond
 from llm_fed.models.loading import DTYPES, attention, check_name, explain, read_settings, settle_dtype
 from llm_fed.models.lora import Lora, targets
@@ -213,7 +213,7 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: 
     common: dict[str, Any] = {"name": config.name, "labels": labels, "autocast": autocast}
     if config.name in ARCHITECTURES:
         model = drawn_once(config.name, len(labels))
-        size = size if config.name in OF_ANY_SIZE else SIZE
+        size = size if config.name in RESNETS else SIZE
         return Images(model=model.to(device), size=size, head=head_of(model), **common)
     folder = check_name(config.name, also=ARCHITECTURES)
     try:

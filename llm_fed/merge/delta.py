@@ -52,9 +52,8 @@ def added(first: State, second: State) -> State:
 
 def beneath(adapter: State, delta: State) -> State:
     """The adapter's state with the delta among its extras."""
-    return State(
-        adapter.layout, adapter.row, {**adapter.extras, **{f"{_EXTRA}{n}": t for n, t in delta.tensors().items()}}
-    )
+    extras = {f"{_EXTRA}{name}": value for name, value in delta.tensors().items()}
+    return State(adapter.layout, adapter.row, adapter.extras | extras)
 
 
 def under(state: State) -> dict[str, dict[str, Tensor]]:

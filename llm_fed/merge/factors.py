@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from llm_fed.merge.mean import mean
 from llm_fed.merge.products import Pair, layers
@@ -27,11 +28,8 @@ def resized(state: State, rank: int, factor: float = 1.0) -> State:
     """The adapter with its first `rank` components, or with components of zeros after its own; B times `factor`."""
     entries = state.tensors()
     for _, a, b in layers(state):
-        here = min(rank, len(state[a]))
-        entries[a] = state[a].new_zeros(rank, state[a].shape[1])
-        entries[b] = state[b].new_zeros(len(state[b]), rank)
-        entries[a][:here] = state[a][:here]
-        entries[b][:, :here] = factor * state[b][:, :here]
+        more = rank - len(state[a])  # fewer, below 0
+        entries[a], entries[b] = pad(state[a], (0, 0, 0, more)), pad(factor * state[b], (0, more))
     return State.of(entries)
 
 
@@ -47,10 +45,8 @@ def stacked(states: Sequence[State], weights: Sequence[float]) -> dict[str, Pair
 
 def decomposed(b: Tensor, a: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
     """The singular value decomposition U (out, n), S (n,), V (n, in) of B A, in float64, with n at least `least` where
-    the layer is as wide; B A is formed only where its factors have fewer components than that.
-
-    Singular vectors are known up to their sign; here the largest number of each row of V is positive.
-    """
+    the layer is as wide; B A is formed only where its factors have fewer components than that. Singular vectors are
+    known up to their sign; here the largest number of each row of V is positive."""
     b, a = b.double(), a.double()
     if len(a) < min(least, len(b), a.shape[1]):  # the others are vectors whose singular value is zero
         u, s, v = torch.linalg.svd(b @ a, full_matrices=False)

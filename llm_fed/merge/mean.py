@@ -31,10 +31,8 @@ def mix_factors(first: State, second: State, weight: float | Mapping[str, float]
 
 
 def mix_products(first: State, second: State, weight: float) -> State:
-    """The adapter of twice the rank whose product B A is `weight * B1 A1 + (1 - weight) * B2 A2` (POTARA, Eq. 3).
-
-    With twice the alpha the scaling stays. A head is the weighted mean of the two.
-    """
+    """The adapter of twice the rank whose product B A is `weight * B1 A1 + (1 - weight) * B2 A2` (POTARA, Eq. 3). With
+    twice the alpha the scaling stays. A head is the weighted mean of the two."""
     merged = combined([first, second], lambda products: (weight, 1 - weight))
     head = [name for name in first if factor_of(name) == HEAD]
     return merged.updated(mix_factors(first.pick(head), second.pick(head), weight)) if head else merged

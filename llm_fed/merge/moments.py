@@ -32,14 +32,12 @@ class Moments:
         """Of both groups of examples together (Chan, Golub and LeVeque 1983: no difference of large sums)."""
         count = self.count + other.count
         own_share, others_share = self.count / count, other.count / count
-        apart = other.mean - self.mean
+        both, apart = own_share * others_share, other.mean - self.mean
         return Moments(
             count,
             self.mean + others_share * apart,
-            own_share * self.variance + others_share * other.variance + own_share * others_share * apart.square(),
-            own_share * self.covariance
-            + others_share * other.covariance
-            + own_share * others_share * apart[0] * apart[1],
+            own_share * self.variance + others_share * other.variance + both * apart.square(),
+            own_share * self.covariance + others_share * other.covariance + both * apart[0] * apart[1],
         )
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from llm_fed.state import FACTORS, HEAD, State, factor_of
 
@@ -56,10 +57,9 @@ def factored(states: Sequence[State], rule: Rule, rank: int | None = None) -> tu
         whole += float(values.square().sum())
         count = min(most, len(values))
         root = values[:count].sqrt()
-        entries[a] = states[0].row.new_zeros(most, wanted.shape[1])  # of a narrower layer the rest is zero
-        entries[b] = states[0].row.new_zeros(wanted.shape[0], most)
-        entries[a][:count] = root[:, None] * right[:count]
-        entries[b][:, :count] = left[:, :count] * root
+        # Of a narrower layer the rest is zero.
+        entries[a] = pad(root[:, None] * right[:count], (0, 0, 0, most - count)).to(states[0].row)
+        entries[b] = pad(left[:, :count] * root, (0, most - count)).to(states[0].row)
     return State.of({name: entries[name] for name in states[0]}), (lost / whole) ** 0.5 if whole else 0.0
 
 

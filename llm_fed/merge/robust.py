@@ -41,10 +41,8 @@ _TINY = 1e-9  # of a share: what rounding leaves of a sum of shares
 
 
 def lacking(uploads: int, settings: ServerStepConfig) -> str:
-    """What a rule lacks for a mean of so many uploads, in words; empty where nothing does.
-
-    One liar must never hold more than the share that the rule can bear; Krum's proof wants n > 2f + 2.
-    """
+    """What a rule lacks for a mean of so many uploads, in words; empty where nothing does. One liar must never hold
+    more than the share that the rule can bear; Krum's proof wants n > 2f + 2."""
     if settings.aggregation == "mean" or _bears(uploads, settings):
         return ""
     least = next(n for n in range(uploads, 10_000) if all(_bears(n + k, settings) for k in range(20)))
@@ -116,8 +114,7 @@ def _middle(values: Tensor, share: Tensor, cut: float) -> Tensor:
         kept = torch.where(kept > _TINY, kept, 0.0)  # nothing of a value of 1e30, and not what rounding leaves of it
         return (kept * values).sum(0) / kept.sum(0).clamp_min(_TINY)
     lower, upper = ((upto < 0.5 + side).sum(0, keepdim=True) for side in (-_TINY, _TINY))
-    last = len(values) - 1
-    low, high = (values.gather(0, index.clamp(max=last))[0] for index in (lower, upper))
+    low, high = (values.gather(0, index.clamp(max=len(values) - 1))[0] for index in (lower, upper))
     return torch.where(share.sum(0) > 0, low / 2 + high / 2, 0.0)
 
 
@@ -158,8 +155,7 @@ def _geometric_median(products: Tensor, distances: Tensor, share: Tensor) -> Ten
     start = distances[(distances @ share).argmin()]
     scale = _median(start, share)
     if not scale:  # half of the shares lie at one point
-        c = torch.where(start > 0, 0.0, share)
-        return c / c.sum().clamp_min(1e-300)
+        return _normalised(torch.where(start > 0, 0.0, share))
     c = _normalised(share / start.clamp_min(scale))
     for _ in range(WEISZFELD):
         before, c = c, _normalised(share / _distances(products, c).clamp_min(1e-6 * scale))

@@ -206,21 +206,15 @@ def averaged(server: Server, state: State, uploads: list[Upload]) -> State:
 
 
 def by_arrival(server: Server, uploads: list[Upload]) -> list[Upload]:
-    """The uploads of one round in the order of their arrival, for methods that depend on it.
-
-    Virtual time is counted in rounds, so the order within a round is random: it depends only on (seed, round, client).
-    In client order, the same clients would always come first.
-    """
+    """The uploads of one round in the order of their arrival, for methods that depend on it. Virtual time is counted in
+    rounds, so the order within a round is random: it depends only on (seed, round, client). In client order, the same
+    clients would always come first."""
     return sorted(uploads, key=lambda upload: derive(server.seed, "arrival", server.round, upload.client))
 
 
 def refuse_inert(method: Method, setting: str, counts: bool, beside: str) -> None:
-    """For `init`: refuse a hyper-parameter that is not its default where it does not count.
-
-    Args:
-        counts: whether it changes anything.
-        beside: beside which settings it would.
-    """
+    """For `init`: refuse a hyper-parameter that is not its default where it does not count. `counts`: whether it
+    changes anything. `beside`: beside which settings it would."""
     value, (default,) = asdict(method)[setting], [own.default for own in fields(method) if own.name == setting]
     if not counts and value != default:
         raise inert(f"method.{setting}", value, beside)

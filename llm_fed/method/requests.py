@@ -255,11 +255,9 @@ class Executor(Protocol):
     def execute(self, requests: Sequence[Request[Result]]) -> Sequence[Result]:
         """One result, or one exception, for each of these requests of one type and structure. UserError: the engine
         does not answer requests of this type."""
-        ...
 
     def take_work(self) -> Work:
         """The training work since the last call."""
-        ...
 
 
 class Runtime(Protocol):
@@ -271,11 +269,8 @@ class Runtime(Protocol):
 
 
 def succeeded(outcomes: Mapping[str, Result | Exception]) -> dict[str, Result]:
-    """What `Runtime.run` returned, where all of it has to succeed: the first exception is raised.
-
-    Raises:
-        RunError: a client's work failed.
-    """
+    """What `Runtime.run` returned, where all of it has to succeed: the first exception is raised. RunError: a client's
+    work failed."""
     results = {}
     for id, outcome in outcomes.items():
         if isinstance(outcome, ClientError):

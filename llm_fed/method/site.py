@@ -110,8 +110,7 @@ class Site:
         own = [name for name in state.layout.matching(trained) if name not in message.layout.slices]
         extras = {name: value for name, value in state.extras.items() if name not in message.extras}
         if own or extras:
-            kept = state.pick(own)
-            self.memory["own"] = State(kept.layout, kept.row, extras)
+            self.memory["own"] = state.pick(own, extras)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -136,6 +135,7 @@ class Site:
         mix: tuple[float, ...] | None = None,
     ) -> State:
         """Train from `state` on this site's examples with the run's `local` settings. It is fused over the cohort.
+        ClientError: there is no example, or the loss is not finite.
 
         Args:
             state: the state from which training starts; it is not changed.
@@ -151,9 +151,6 @@ class Site:
                 indices (N,) of its pictures in the examples, and returns the batch's loss.
             structure: the structure of `state` (default: the site's own).
             mix: the weight of each expert, if the structure's gate is `mix`.
-
-        Raises:
-            ClientError: there is no example, or the loss is not finite.
         """
         nth, self.fits = self.fits, self.fits + 1
         examples = self.train if examples is None else examples
@@ -233,8 +230,7 @@ class Site:
         model's with; as they are where nothing is compared with a reference."""
         if not self.objective.refers or not examples:
             return examples
-        found = await self.log_likelihoods(None, examples)
-        return compared(examples, found)
+        return compared(examples, await self.log_likelihoods(None, examples))
 
     async def _against(
         self, examples: Sequence[Item], used: Sequence[int], state: State, structure: Structure,
@@ -305,21 +301,14 @@ class Site:
         sampled: bool = False,
         structure: Structure | None = None,
     ) -> Evidence:
-        """Moments of the per-example gradients of the log-likelihood at two states, on the same examples.
-
-        Args:
-            sampled: for the Fisher information, sample the label of each target (a token, or a picture) from the
-                model's prediction; tokens under teacher forcing, so the preceding tokens are the example's.
-            structure: the structure of the states (default: the site's own).
-
-        Raises:
-            ClientError: there is no target token, or a gradient is not finite.
-        """
+        """Moments of the per-example gradients of the log-likelihood at two states, on the same examples. ClientError:
+        there is no target token, or a gradient is not finite. `sampled`: for the Fisher information, sample the label
+        of each target (a token, or a picture) from the model's prediction; tokens under teacher forcing, so the
+        preceding tokens are the example's. `structure`: the structure of the states (default: the site's own)."""
         self._look("gradient_moments")
         seed, examples = derive(self.seed, "labels", self.id), await self._against_base(examples)
-        return await requests.GradientMoments(
-            self.id, structure or self.structure, first, second, examples, sampled, seed
-        )
+        its = structure or self.structure
+        return await requests.GradientMoments(self.id, its, first, second, examples, sampled, seed)
 
     async def features(self, examples: Sequence[Item]) -> torch.Tensor:
         """The features (len(examples), H) that the base without an adapter computes: the last hidden state at the last
@@ -330,11 +319,8 @@ class Site:
     async def gradient(
         self, state: State, examples: Sequence[Item], *, head: State | None = None
     ) -> tuple[float, State]:
-        """The mean loss of the examples at `state`, and its gradient there.
-
-        Args:
-            head: for an image model, a linear head (weight, bias) that replaces its own, whose gradient is then zero.
-        """
+        """The mean loss of the examples at `state`, and its gradient there. `head`: for an image model, a linear head
+        (weight, bias) that replaces its own, whose gradient is then zero."""
         self._look("gradient")
         examples = await self._against_base(examples)
         return await requests.Gradient(self.id, self.structure, state, examples, head)

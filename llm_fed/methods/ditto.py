@@ -31,9 +31,8 @@ class Ditto(Method):
 
     async def client_update(self, client: Client, message: Message) -> Message:
         trained = await client.fit(message)
-        own = own_model(client, "personal")
         pulled = replace(client.optimizer, proximal=self.strength / 2, anchor=message)
-        client.memory["personal"] = await client.fit(own, optimizer=pulled)
+        client.memory["personal"] = await client.fit(own_model(client, "personal"), optimizer=pulled)
         return trained - message
 
     async def personalize(self, client: Site, message: Message) -> Message:

@@ -66,8 +66,7 @@ class FD(Method):
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        newest = {**state["newest"], **{upload.client: upload.content for upload in uploads}}
-        newest = dict(sorted(newest.items()))
+        newest = dict(sorted({**state["newest"], **{upload.client: upload.content for upload in uploads}}.items()))
         logits, seen = (torch.stack([sent[key] for sent in newest.values()]) for key in ("logits", "seen"))
         return {"newest": newest, "sum": logits.sum(0), "clients": seen.sum(0).to(state["clients"])}
 

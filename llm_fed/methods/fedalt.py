@@ -28,8 +28,7 @@ class FedALT(Method):
         return structure.with_experts("own", "rest", gate="router")
 
     def init(self, server: Server) -> Message:
-        nothing = server.initial().select(r"\.own\.") * 0.0
-        return {"own": {}, "sum": nothing}
+        return {"own": {}, "sum": server.initial().select(r"\.own\.") * 0.0}
 
     def broadcast(self, state: Message, client: str) -> Message:
         """RoW_k = (1 / (N - 1)) sum over j != k of own_j: one sum for all clients, minus the client's own."""
@@ -50,6 +49,5 @@ class FedALT(Method):
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if not uploads:
             return state
-        own = {**state["own"], **{upload.client: upload.content for upload in uploads}}
-        own = dict(sorted(own.items()))
+        own = dict(sorted({**state["own"], **{upload.client: upload.content for upload in uploads}}.items()))
         return {"own": own, "sum": state["sum"].like(stack(own.values()).sum(0))}

@@ -85,9 +85,7 @@ def learned_weight(
     weight: float, own: Tensor, small: Tensor, labels: Tensor, *, lr: float, epochs: int, batch_size: int
 ) -> float:
     """lambda in 0-1 after SGD on the cross-entropy of `lambda own + (1 - lambda) small`, logits (N, C) that are fixed.
-
-    Its derivative by lambda is the mean of `<softmax(sum) - one_hot(label), own - small>`.
-    """
+    Its derivative by lambda is the mean of `<softmax(sum) - one_hot(label), own - small>`."""
     wanted = nn.functional.one_hot(labels, own.shape[1])
     for _ in range(epochs):
         for chosen in torch.arange(len(labels)).split(batch_size):

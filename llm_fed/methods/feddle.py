@@ -98,8 +98,7 @@ class Feddle(Method):
         }
 
     def report(self, state: Message) -> dict[str, Json]:
-        search = state["search"]
-        return {key: [float(f"{value:.6g}") for value in values] for key, values in search.items()}
+        return {key: [float(f"{value:.6g}") for value in values] for key, values in state["search"].items()}
 
     def _add(
         self, server: Server, anchors: list[State], importance: list[float | None], arrivals: list[State]
@@ -135,10 +134,9 @@ class Feddle(Method):
 
 
 def normalized(anchors: Sequence[State], on: bool = True) -> tuple[Tensor, Tensor]:
-    """(atlas, scales): the anchors times their scales (M, P), and these (M,), for the median norm (Eq. 4).
-
-    An anchor of norm 0 has no direction: its scale is 0, and it is not in the median. `on`: whether to normalise;
-    otherwise the other scales are 1."""
+    """(atlas, scales): the anchors times their scales (M, P), and these (M,), for the median norm (Eq. 4). An anchor of
+    norm 0 has no direction: its scale is 0, and it is not in the median. `on`: whether to normalise; otherwise the
+    other scales are 1."""
     norms = torch.tensor([anchor.norm() for anchor in anchors], dtype=anchors[0].row.dtype)
     moving = norms > 0
     scales = moving.to(norms)

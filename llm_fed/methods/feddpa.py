@@ -52,8 +52,7 @@ class FedDPA(Method):
     async def client_update(self, client: Client, message: Message) -> Message:
         if self.variant == "t":
             await self._fit_local(client, client.assemble(message))
-        theta = await client.fit(message, structure=client.structure.only("global"))
-        return theta - message
+        return await client.fit(message, structure=client.structure.only("global")) - message
 
     async def finish(self, client: Client, message: Message) -> None:
         if client.own_steps:

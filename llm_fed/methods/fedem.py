@@ -35,16 +35,14 @@ class FedEM(Method):
     num_models: PositiveInt = 4  # d; the FedMerge paper tries 2 to 12
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
-        names = [f"expert{j}" for j in range(self.num_models)]
-        return structure.mixture(*names)
+        return structure.mixture(*(f"expert{j}" for j in range(self.num_models)))
 
     async def client_update(self, client: Client, message: Message) -> Message:
         if client.structure.fused:
             return await super().client_update(client, message)
         state = client.assemble(message)
         labels = torch.tensor([picture.label for picture in client.train])
-        answer = await client.answers(state, client.train)
-        q = posterior(answer, labels, state["weights"])
+        q = posterior(await client.answers(state, client.train), labels, state["weights"])
         state = state.updated(State.of({"weights": q.mean(0)}))
         theta = await client.fit(state, train=self.shared, loss=partial(expected_loss, q))
         client.keep(theta, self.trained, message)

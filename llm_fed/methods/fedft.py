@@ -42,7 +42,7 @@ class FedFT(Method):
             return stepped
         model, optimizer = waiting.model_of(stepped, self.wait), replace(server.optimizer, lr=self.server_lr)
         tuned = await server.fit(model, epochs=self.server_epochs, optimizer=optimizer)
-        return waiting.with_model(stepped, tuned, self.wait)
+        return {**stepped, "model": tuned} if self.wait == "first_n" else tuned
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,5 @@ class Center(Method):
         return {}
 
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
-        return await server.fit(
-            state, epochs=self.server_epochs, optimizer=replace(server.optimizer, lr=self.server_lr)
-        )
+        optimizer = replace(server.optimizer, lr=self.server_lr)
+        return await server.fit(state, epochs=self.server_epochs, optimizer=optimizer)

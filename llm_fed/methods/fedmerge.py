@@ -70,8 +70,7 @@ class FedMerge(Method):
         step = self._weight_step(server)
         refuse_inert(self, "weight_lr", step != "fixed-magnitude", "method.weight_step=normalized or plain")
         refuse_inert(self, "max_step", step == "fixed-magnitude", "method.weight_step=fixed-magnitude")
-        soup = first_soup(server, self)
-        return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
+        return {"soup": first_soup(server, self), "logits": {}}  # logits a_i by client, zeros until its first upload
 
     def pool(self, state: Message) -> list[State]:
         return list(state["soup"])
@@ -209,10 +208,8 @@ def softmax_row(state: Message, client: str) -> Tensor:
 
 
 def logit_gradient(soup: Tensor, deltas: Tensor, weights: Tensor, where: list[slice]) -> Tensor:
-    """g_ij = w_ij <Theta_j - theta_i, Delta_i> (k, d), App. D, over the chosen coordinates.
-
-    Since theta_i = sum_j w_ij Theta_j, one product of the deltas (k, P) with the soup (d, P) holds all of it.
-    """
+    """g_ij = w_ij <Theta_j - theta_i, Delta_i> (k, d), App. D, over the chosen coordinates. Since theta_i = sum_j w_ij
+    Theta_j, one product of the deltas (k, P) with the soup (d, P) holds all of it."""
     inner = sum((deltas[:, part] @ soup[:, part].T).double() for part in where)  # <Theta_j, Delta_i>
     return weights * (inner - (weights * inner).sum(1, keepdim=True))
 

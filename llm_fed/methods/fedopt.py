@@ -89,9 +89,7 @@ class FedAdam(Method):
         return state["model"]
 
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
-        return adapted(
-            server, state, uploads, self, lambda v, square: self.beta2 * v + (1 - self.beta2) * square
-        )  # fmt: skip
+        return adapted(server, state, uploads, self, lambda v, square: self.beta2 * v + (1 - self.beta2) * square)
 
 
 @dataclass(frozen=True)

@@ -30,5 +30,4 @@ class FedProx(Method):
         return server.initial()
 
     async def client_update(self, client: Client, message: Message) -> Message:
-        optimizer = replace(client.optimizer, proximal=self.mu / 2)
-        return await client.fit(message, optimizer=optimizer) - message
+        return await client.fit(message, optimizer=replace(client.optimizer, proximal=self.mu / 2)) - message

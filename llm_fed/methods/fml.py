@@ -42,8 +42,7 @@ class FML(Method):
     def loss(self, answer: Answer, labels: Tensor, indices: Tensor) -> Tensor:
         """The sum of both models' losses; each is the other's teacher, which learns nothing from that."""
         own, small = answer.parts["own"].logits, answer.parts["small"].logits
-        own_loss = _mixed(self.alpha, own, small, labels)
-        return own_loss + _mixed(self.beta, small, own, labels)
+        return _mixed(self.alpha, own, small, labels) + _mixed(self.beta, small, own, labels)
 
 
 def _mixed(share: float, logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:

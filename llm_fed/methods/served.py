@@ -14,11 +14,10 @@ Clients = Mapping[str, Any]  # by name {"rank": r, "factor": the server's scalin
 
 def clients_of(server: Server) -> Clients:
     """Of the clients whose adapters differ from the server's."""
-    own = server.structure
-    clients = {}
-    for name, structure in sorted(server.structures.items()):
-        clients[name] = {"rank": structure.rank, "factor": own.scaling / structure.scaling}
-    return clients
+    return {
+        name: {"rank": structure.rank, "factor": server.structure.scaling / structure.scaling}
+        for name, structure in sorted(server.structures.items())
+    }
 
 
 def of(clients: Clients, client: str, model: State) -> tuple[int, float]:

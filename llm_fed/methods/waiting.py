@@ -26,11 +26,6 @@ def model_of(state: Message, wait: Wait) -> State:
     return state["model"] if wait == "first_n" else state
 
 
-def with_model(state: Message, model: State, wait: Wait) -> Message:
-    """The server's state with another model instead of its own."""
-    return {**state, "model": model} if wait == "first_n" else model
-
-
 def step(server: Server, state: Message, uploads: list[Upload], wait: Wait, needed: int) -> Message:
     """The state after what arrived in a round: the model moves by the mean of the updates that count, if it moves.
     `needed`: first_n: so many answers."""

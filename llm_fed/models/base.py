@@ -87,9 +87,8 @@ class Base:
         model that is not the run's base. `rank`: of the client's adapter (default: the largest that a client has)."""
         if adapter is None:
             return Full((("", architecture),))
-        if rank is None and not isinstance(adapter.rank, int):
-            rank = ranks.largest(adapter.rank)
-        return lora.Lora.from_config(adapter if rank is None else replace(adapter, rank=rank), whole=self.heads)
+        rank = ranks.largest(adapter.rank) if rank is None else rank
+        return lora.Lora.from_config(replace(adapter, rank=rank), whole=self.heads)
 
     def model_of(self, structure: Structure) -> nn.Module:
         """The model, or models side by side, that clients of this structure have. It is shared: do not change it."""
@@ -152,11 +151,8 @@ class FlatModel:
 
     The module's parameters become views of `row`, their gradients views of `grads`: loading a state, clipping,
     optimising and reading are then operations on rows. Floating buffers (BatchNorm statistics) are the extras of the
-    states; integer ones (counters) stay in the module and never travel.
-
-    Args:
-        module: it is changed: from here on its parameters live in the row.
-    """
+    states; integer ones (counters) stay in the module and never travel. `module`: it is changed: from here on its
+    parameters live in the row."""
 
     def __init__(self, module: nn.Module):
         self.module, self.parameters = module, dict(module.named_parameters())

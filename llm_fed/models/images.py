@@ -81,7 +81,7 @@ class ResNet(nn.Module):
         return self.head(self.stages(self.stem(pixel_values)).mean((2, 3)))
 
 
-RESNETS: Mapping[str, Callable[[int], nn.Module]] = {
+RESNETS: Mapping[str, Callable[[int], nn.Module]] = {  # which take images of any size
     "resnet-9": partial(ResNet, (1, 1, 1, 1), False),
     "resnet-18": partial(ResNet, (2, 2, 2, 2), False),
     "resnet-34": partial(ResNet, (3, 4, 6, 3), False),
@@ -90,9 +90,7 @@ RESNETS: Mapping[str, Callable[[int], nn.Module]] = {
     "resnet-152": partial(ResNet, (3, 8, 36, 3), True),
 }
 
-
-OF_ANY_SIZE = RESNETS
-ARCHITECTURES: Mapping[str, Callable[[int], nn.Module]] = {"cnn": CNN, **CNNS, **OF_ANY_SIZE}  # their weights are drawn
+ARCHITECTURES: Mapping[str, Callable[[int], nn.Module]] = {"cnn": CNN, **CNNS, **RESNETS}  # their weights are drawn
 HALF = (0.5, 0.5, 0.5)  # mean and standard deviation of pixels, where a checkpoint says nothing
 
 

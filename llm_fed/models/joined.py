@@ -139,8 +139,7 @@ class Answer:
     @staticmethod
     def joined(answers: Sequence[Answer]) -> Answer:
         """Those to consecutive images as one."""
-        first = answers[0]
-        parts = {name: Answer.joined([answer.parts[name] for answer in answers]) for name in first.parts}
+        parts = {name: Answer.joined([answer.parts[name] for answer in answers]) for name in answers[0].parts}
         gates = [answer.gate for answer in answers if answer.gate is not None]
         return Answer(
             torch.cat([answer.logits for answer in answers]),
@@ -167,15 +166,13 @@ class Joined(nn.Module):
     - logits: `sum_e w_e logits_e(x)`;
     - probabilities: `sum_e w_e softmax(logits_e(x))`, whose logarithm stands for the logits.
 
-    The weights w (E,) are an entry of their own, `weights`, even at first; no gradient reaches them.
+    The weights w (E,) are an entry of their own, `weights`, even at first; no gradient reaches them. UserError: models
+    whose features a gate cannot add, as they differ in number.
 
     Args:
         heads: by model the name of its last linear layer.
         pixels: numbers of one image, 3 * height * width, for the gate.
         gate: its shape.
-
-    Raises:
-        UserError: models whose features a gate cannot add, as they differ in number.
     """
 
     def __init__(

@@ -38,19 +38,16 @@ CPU = Path("/proc/cpuinfo")
 
 
 def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
-    """`base.dtype: auto` as what it means on a device, and a line that says so (empty where a dtype is given).
-
-    A GPU without bfloat16 computes in float32 like a CPU: float16 would be faster there, but the activations of models
-    that were trained in bfloat16 may be too large for it.
-    """
+    """`base.dtype: auto` as what it means on a device, and a line that says so (empty where a dtype is given). A GPU
+    without bfloat16 computes in float32 like a CPU: float16 would be faster there, but the activations of models that
+    were trained in bfloat16 may be too large for it."""
     if config.dtype != "auto":
         return config, ""
     kind = torch.device(device).type
     has = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype: Dtype = "bfloat16" if has else "float32"
-    return replace(
-        config, dtype=dtype
-    ), f"computing in {dtype}, the default on this device ({kind}); base.dtype overrides"
+    said = f"computing in {dtype}, the default on this device ({kind}); base.dtype overrides"
+    return replace(config, dtype=dtype), said
 
 
 def bfloat16_hint() -> str:
@@ -88,10 +85,8 @@ def shortage(config: BaseConfig, device: str) -> str:
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None) -> set[int]:
     """The tokens that end a base's answer: its tokenizer's EOS, and what its generation_config.json declares beside it.
-
     Of what is declared only control tokens count. A token of text may be part of an answer, so to end there would be
-    one of the settings of decoding that are not to change a score.
-    """
+    one of the settings of decoding that are not to change a score."""
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     named = declared if isinstance(declared, Sequence) else [declared]
     return {*(id for id in named if isinstance(id, int) and id in control), tokenizer.eos_token_id}

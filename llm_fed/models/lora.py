@@ -62,8 +62,7 @@ class Lora(Structure):
         check_fields(config, "adapter.")
         if not isinstance(config.rank, int):
             raise UserError(f"adapter.rank is {config.rank!r}, ranks of several clients, where one number is needed")
-        chosen = config.target_modules
-        chosen = chosen if isinstance(chosen, str) else tuple(chosen)
+        chosen = config.target_modules if isinstance(config.target_modules, str) else tuple(config.target_modules)
         alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
         fused = tuple(sorted(set(config.target_parameters)))  # a set, as in PEFT
         if not chosen and not fused:
@@ -282,26 +281,19 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
     Then those of fused experts, `{block}.{parameter}.{expert}.lora_A` and `.lora_B`; last the parameters of modules
     trained whole.
     """
-    names: list[str] = []
-    shapes: list[tuple[int, ...]] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, module in targets(model, structure).items():
         inputs, outputs = sizes(module)
         for expert in structure.experts:
-            names += pair(name, expert)
-            shapes += [(structure.rank, inputs), (outputs, structure.rank)]
+            shapes |= zip(pair(name, expert), ((structure.rank, inputs), (outputs, structure.rank)), strict=True)
         if structure.dora:
-            names.append(magnitude(name))
-            shapes.append((outputs,))
+            shapes[magnitude(name)] = (outputs,)
         if structure.gate == "router":
-            names.append(router(name))
-            shapes.append((len(structure.experts), inputs))
+            shapes[router(name)] = (len(structure.experts), inputs)
     for name, (inputs, outputs) in expert_sizes(model, structure).items() if structure.parameters else ():
-        names += pair(name, "")
-        shapes += [(structure.rank, inputs), (outputs, structure.rank)]
-    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
-        names.append(name)
-        shapes.append(tuple(parameter.shape))
-    return Layout(tuple(names), tuple(shapes))
+        shapes |= zip(pair(name, ""), ((structure.rank, inputs), (outputs, structure.rank)), strict=True)
+    shapes |= {name: tuple(each.shape) for name, each in whole_parameters(model, structure).items()}
+    return Layout(tuple(shapes), tuple(shapes.values()))
 
 
 def expert_sizes(model: nn.Module, structure: Lora) -> dict[str, tuple[int, int]]:
@@ -328,14 +320,12 @@ def whole_parameters(model: nn.Module, structure: Lora) -> dict[str, nn.Paramete
 
 
 def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> State:
-    """A fresh adapter as PEFT draws it, from a CPU generator: A uniform within 1/sqrt(in) of zero, B zero.
-
-    Experts draw one after another; routers start at zero, so that all experts weigh the same. Modules trained whole
-    start as the model has them.
-    """
+    """A fresh adapter as PEFT draws it, from a CPU generator: A uniform within 1/sqrt(in) of zero, B zero. Experts draw
+    one after another; routers start at zero, so that all experts weigh the same. Modules trained whole start as the
+    model has them."""
     indices = layout(model, structure)
     state = State(indices, torch.zeros(indices.size, dtype=dtype))
-    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
+    for name, parameter in whole_parameters(model, structure).items():
         state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():
         state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))

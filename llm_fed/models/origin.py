@@ -53,10 +53,8 @@ class Origin:
         return f"{self.name}{at}" + (f" ({how})" if how else "")
 
     def same_weights(self, other: Origin) -> bool:
-        """Whether two origins are the same model as far as is known: by their weights, else by what they are called.
-
-        A base has one name on the Hub and others on disks, so of names only the last part counts.
-        """
+        """Whether two origins are the same model as far as is known: by their weights, else by what they are called. A
+        base has one name on the Hub and others on disks, so of names only the last part counts."""
         if self.weights and other.weights:
             return self.weights == other.weights
         return Path(self.name).name == Path(other.name).name

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -37,13 +36,10 @@ class Prompt:
     def as_json(self, tokenizer: PreTrainedTokenizerBase, origin: Origin) -> bytes:
         """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts. `origin`: the base, which
         lies in it as well."""
-        template = self.template
-        text: dict[str, Any] = {"text": template.text}
-        if template.date is not None:
-            text = {"chat_template": template.text, "date_string": template.date}
+        text, date = self.template.text, self.template.date
         values = {
-            "template": template.name,
-            **text,
+            "template": self.template.name,
+            **({"text": text} if date is None else {"chat_template": text, "date_string": date}),
             "stop_tokens": tokenizer.convert_ids_to_tokens(list(self.stop)),
             "stop_token_ids": list(self.stop),
             "max_new_tokens": self.max_new_tokens,

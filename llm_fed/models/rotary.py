@@ -53,9 +53,8 @@ def regimes(model: nn.Module) -> Regimes | None:
             _treat_rows_alone(module)
         of = [_regimes_of(module, kind, layer) for module in modules for layer, kind in _types(module).items()]
         again = isinstance(model, PreTrainedModel) and model.config.get_text_config().model_type in _READ_AGAIN
-        _known[model] = (
-            Regimes(min(r.border for r in of), any(r.each for r in of), again) if of else None
-        )  # of layers that differ, lengths share frequencies where they do in all of them
+        # Of layers that differ, lengths share frequencies where they do in all of them.
+        _known[model] = Regimes(min(r.border for r in of), any(r.each for r in of), again) if of else None
     return _known[model]
 
 

@@ -50,15 +50,9 @@ Build = Callable[[Config, Mapping[str, Any] | None], Shared]  # of a configurati
 
 
 class DistributedEngine:
-    """An engine that spreads the requests it is given over all ranks, by estimated work.
-
-    Args:
-        config: from which the other ranks build what this one has built.
-        known: what was known of the rows of its data, as JSON values.
-
-    Raises:
-        UserError, RunError: another rank cannot build it, or has built something else.
-    """
+    """An engine that spreads the requests it is given over all ranks, by estimated work. UserError, RunError: another
+    rank cannot build it, or has built something else. `config`: from which the other ranks build what this one has
+    built. `known`: what was known of the rows of its data, as JSON values."""
 
     def __init__(self, ranks: Ranks, config: Config, shared: Shared, known: Mapping[str, Any] | None = None):
         self._work = Work()
@@ -88,8 +82,7 @@ class DistributedEngine:
             if rank and share:
                 self._ranks.send(rank, self._codec.pack(["execute", [requests[i] for i in share]]))
         try:
-            own = [requests[i] for i in shares[0]]
-            done = [(shares[0], *perform(self._shared.engine, own))]
+            done = [(shares[0], *perform(self._shared.engine, [requests[i] for i in shares[0]]))]
         except Exception:
             with suppress(UserError, RunError):  # hear the others, who then wait for the next order
                 self._ranks.replies(self._codec)

@@ -58,12 +58,8 @@ def packages_of(*things: Any) -> tuple[str, ...]:
 
 class Codec:
     """Packs and unpacks what travels. A node of the tree is a number, a string, None, a list, or a dict with one key
-    that says what it is; tensors lie beside it, each once.
-
-    Args:
-        known: what the other side has too, in the same order.
-        packages: whose classes and functions travel beside those of llm_fed; of both sides the same.
-    """
+    that says what it is; tensors lie beside it, each once. `known`: what the other side has too, in the same order.
+    `packages`: whose classes and functions travel beside those of llm_fed; of both sides the same."""
 
     def __init__(self, known: Sequence[object] = (), packages: Collection[str] = ()):
         self._known, self._packages = known, (_PACKAGE, *packages)
@@ -82,9 +78,7 @@ class Codec:
         return self._item(tree, tensors)
 
     def _tree(self, item: object, tensors: Tensors) -> Any:
-        def tree(part: object) -> Any:
-            return self._tree(part, tensors)
-
+        tree = partial(self._tree, tensors=tensors)
         if item is None or isinstance(item, bool | int | float | str):
             return item
         if id(item) in self._number:
@@ -114,9 +108,7 @@ class Codec:
         raise TypeError(f"{type(item).__name__} cannot travel between processes")
 
     def _item(self, tree: Any, tensors: Sequence[Tensor]) -> Any:
-        def item(part: Any) -> Any:
-            return self._item(part, tensors)
-
+        item = partial(self._item, tensors=tensors)
         match tree:
             case list():
                 return list(map(item, tree))

@@ -82,8 +82,7 @@ class Cohort:
         if len(self.names) < LEAST:
             return f"a sum needs {LEAST} clients, as each of two knows the other's part, and {len(self.names)} are here"
         there = set(present)
-        counts = {name: len(there.intersection(self.group(name))) for name in present}
-        fewest = min(counts.values(), default=0)
+        fewest = min((len(there.intersection(self.group(name))) for name in present), default=0)
         if fewest >= self.threshold:
             return ""
         of = "" if len(self.names) <= DEGREE + 1 else " beside one of them"

@@ -51,14 +51,8 @@ class Layout:
         return module_of(matrices[-1])
 
     def matching(self, pattern: str, setting: str = "") -> tuple[str, ...]:
-        """The names in which the regular expression `pattern` is found.
-
-        Args:
-            setting: the setting that the pattern comes from, for messages.
-
-        Raises:
-            UserError: nothing matches, or `pattern` is not a regular expression.
-        """
+        """The names in which the regular expression `pattern` is found. UserError: nothing matches, or `pattern` is not
+        a regular expression. `setting`: the setting that the pattern comes from, for messages."""
         said = f"{setting}={pattern!r}" if setting else repr(pattern)
         try:
             names = tuple(name for name in self.names if re.search(pattern, name))
@@ -140,9 +134,9 @@ class State:
         extras = {name: value for name, value in self.extras.items() if re.search(pattern, name)}
         return State.of({name: self[name] for name in self.layout.matching(pattern)}, extras)
 
-    def pick(self, names: Sequence[str]) -> State:
-        """These entries in this order, as a smaller state without extras."""
-        return State.of({name: self[name] for name in names})
+    def pick(self, names: Sequence[str], extras: Mapping[str, Tensor] | None = None) -> State:
+        """These entries in this order, as a smaller state with these extras, or without any."""
+        return State.of({name: self[name] for name in names}, extras)
 
     def renamed(self, old: str, new: str) -> State:
         """The same state with `old` replaced by `new` in the entries' names."""
@@ -195,11 +189,8 @@ class State:
 
 
 def stack(states: Iterable[State]) -> Tensor:
-    """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product.
-
-    Raises:
-        ValueError: no states, or states of different layouts.
-    """
+    """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product. ValueError: no
+    states, or states of different layouts."""
     states = list(states)
     if not states:
         raise ValueError("cannot stack no states")
@@ -222,12 +213,7 @@ def combine(states: Sequence[State], weights: Tensor) -> State:
 def rebased(update: State, sent: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> State:
     """The same update, its running statistics as the change from other ones: added to `now` they give those that the
     client had, as they did when added to `sent`. Of several changes from one model the second would otherwise move the
-    statistics past the client's own, and variances below 0.
-
-    Args:
-        sent: extras, by name.
-        now: the same.
-    """
+    statistics past the client's own, and variances below 0. `sent`: extras, by name. `now`: the same."""
     extras = _floating(update.extras, lambda name, value: value + (sent[name] - now[name]))
     return State(update.layout, update.row, extras)
 

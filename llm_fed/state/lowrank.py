@@ -42,8 +42,7 @@ class LowRank(State):
     @property
     def rest(self) -> State:
         """The entries without factors, and the extras."""
-        kept = self.pick([name for name in self if name not in self.factors])
-        return State(kept.layout, kept.row, self.extras)
+        return self.pick([name for name in self if name not in self.factors], self.extras)
 
 
 def truncated(state: State, energy: float) -> LowRank:
@@ -53,8 +52,8 @@ def truncated(state: State, energy: float) -> LowRank:
     factors would be no smaller. At least rank 1 stays. `energy`: above 0; at 1 or more nothing is cut."""
     matrices = {name: state[name].flatten(1) for name in state if state[name].dim() > 1 and energy < 1}
     factors = {name: pair for name, matrix in matrices.items() if (pair := _factors(matrix, energy))}
-    rest = state.pick([name for name in state if name not in factors])
-    return LowRank(state.layout, factors, State(rest.layout, rest.row, state.extras))
+    rest = state.pick([name for name in state if name not in factors], state.extras)
+    return LowRank(state.layout, factors, rest)
 
 
 def _factors(matrix: Tensor, energy: float) -> Factors | None:

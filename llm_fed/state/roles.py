@@ -77,12 +77,9 @@ class Role(Generic[Value]):
 @dataclass(frozen=True)
 class Weights(Role[State]):
     """A state: a row of weights, whose norm is compared with the other clients', and the buffers beside it: running
-    statistics, whose variances are 0 or more, and counters.
-
-    Args:
-        changes: whether running statistics are sent as their change in the client's training, or as they are then.
-        known: whether `Method.upload_like` has those that the client was sent; if not, changes are compared alone.
-    """
+    statistics, whose variances are 0 or more, and counters. `changes`: whether running statistics are sent as their
+    change in the client's training, or as they are then. `known`: whether `Method.upload_like` has those that the
+    client was sent; if not, changes are compared alone."""
 
     changes: bool = True
     known: bool = True
@@ -212,10 +209,9 @@ def check(name: str, sends: Roles, like: Message) -> None:
         if kind not in role.fits:
             said = f"{what} ({kind}) as {type(role).__name__}"
             raise UserError(f"the method {name} sends {said}, which is a role of {' or '.join(role.fits)}")
-        if isinstance(role, Statistic) and role.rows:
-            beside = ".".join([*path.split(".")[:-1], role.rows])
-            if beside not in parts:
-                raise UserError(f"the method {name} sends {what} with rows={role.rows!r}, which is not sent beside it")
+        rows = role.rows if isinstance(role, Statistic) else ""
+        if rows and ".".join([*path.split(".")[:-1], rows]) not in parts:
+            raise UserError(f"the method {name} sends {what} with rows={rows!r}, which is not sent beside it")
     if left := [path for path in sends if path not in parts]:
         raise UserError(
             f"the method {name} names a role of {left[0]!r}, which it does not send; it sends {', '.join(parts)}"

@@ -145,7 +145,7 @@ def test_nothing_is_kept_of_what_was_known(monkeypatch):
 
 @pytest.mark.parametrize("captures", [None, Captures()])
 def test_after_an_interrupt_answers_are_what_they_were(captures, monkeypatch):
-    setting, real, calls = Setting(), (continuous if captures is None else slots).forward, 0
+    setting, real, calls = Setting(), continuous.forward, 0
     expected = answered(setting, 3, captures)
 
     def interrupted(*given, **options):
@@ -155,7 +155,7 @@ def test_after_an_interrupt_answers_are_what_they_were(captures, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **options)
 
-    monkeypatch.setattr(continuous if captures is None else slots, "forward", interrupted)
+    monkeypatch.setattr(continuous, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         answered(setting, 3, captures)
     assert answered(setting, 3, captures) == expected
