@@ -133,9 +133,9 @@ def _same(text: str, where: str) -> UserError:
 
 
 def check(name: str, examples: Sequence[Example]) -> None:
-    """UserError unless all examples of a split are of the form that the loss `name` learns from."""
+    """UserError unless all examples of a split are of the form that the loss `name`, which is not sft, learns from."""
     judged = name == "kto"
-    for example in examples if name != "sft" else ():
+    for example in examples:
         if (example.desirable is None) if judged else not example.rejected:
             lacks, columns = ("label that says true or false", "prompt, completion and label") if judged else (
                 "rejected answer", "prompt, chosen and rejected"

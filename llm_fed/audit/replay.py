@@ -87,8 +87,8 @@ class Replay:
             e.clients[client].begin(round, lr)
         work = {client: method.client_update(e.clients[client], unpack(sent[client])) for client in delays}
         uploads, flying = {}, []
-        together = then_summed(e.clients, method, [*sent], self._scratch, round)
-        for client, answer in run_each(e.clients, work, e.runtime, together).items():
+        then = then_summed(e.clients, method, [*sent], self._scratch, round) if config.privacy.secure else None
+        for client, answer in run_each(e.clients, work, e.runtime, then).items():
             if isinstance(answer, Exception):
                 continue
             content = encoded_upload(answer, config, self._scratch.secret, round, client)

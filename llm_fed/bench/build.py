@@ -99,21 +99,11 @@ class Experiment:
         """The score of everybody who is scored, under the model that the method makes of what this one is sent."""
         return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, each=each)
 
-    def score_states(
-        self, states: Mapping[str, State], split: str, *, each: bool = False, sites: Mapping[str, Site] | None = None
-    ) -> Summary | None:
-        """The score of everybody who is scored, each under its own state."""
-
-        async def personal(site: Site) -> State:
-            return states[site.id]
-
-        return self.score(personal, split, each=each, sites=sites)
-
     def score(
         self, personal: Personal, split: str, *, each: bool = False, sites: Mapping[str, Site] | None = None
     ) -> Summary | None:
-        """The score of everybody who is scored, or of these `sites` in their place, under the model that `personal`
-        gives it; `each` as of `evaluate`."""
+        """The score of everybody who is scored, or of these `sites` in their place, each under its own model; `each` as
+        of `evaluate`."""
         who, limit = sites or self.scored, self.config.eval.limit
         return evaluate(personal, who, self.runtime, split=split, metric=self.metric, limit=limit, each=each)
 
@@ -128,7 +118,7 @@ class Experiment:
         scored = [id for id, site in bare.items() if site.data.queries.get(split)]
         for id in scored[1:]:  # all have one model, which is measured once
             bare[id] = replace(bare[id], data=replace(bare[id].data, ability=()))
-        summary = self.score_states(dict.fromkeys(bare, state), split, each=each, sites=bare)
+        summary = self.score(dict.fromkeys(bare, state), split, each=each, sites=bare)
         if summary and (known := summary.beside.get(ABILITY)):
             everybody = dict.fromkeys(summary.clients, next(iter(known.values())))
             return replace(summary, beside={**summary.beside, ABILITY: everybody})

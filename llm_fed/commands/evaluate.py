@@ -254,7 +254,7 @@ def examples_of(path: Path, task: TaskConfig) -> ClientData:
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
-    summary = experiment.score_states(states, split)
+    summary = experiment.score(states, split)
     if summary is None:
         raise UserError(
             f"no client has a {split} example to be scored on; with task.validation above 0 a validation split is held "

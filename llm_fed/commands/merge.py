@@ -308,7 +308,7 @@ def _write_run(
     config = experiment.config
     with signs.part("test"):
         tested = [id for id, site in experiment.scored.items() if site.data.queries.get("test")]
-        summary = experiment.score_states(states, "test") if set(tested) <= states.keys() else None
+        summary = experiment.score(states, "test") if set(tested) <= states.keys() else None
     scores = {"kind": "score", "round": config.rounds, "split": "test"} | (summary.as_json() if summary else {})
     done = {"round": config.rounds, "method": config.method["name"], "scores": scores, "adapters": HERE}
     files = {"config.yaml": config_text(config)}

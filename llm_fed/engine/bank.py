@@ -20,6 +20,7 @@ from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.layers import Adapted, DeltaHook, Deltas, OwnLinear, TokenGroups, TokenRows, forwards
 from llm_fed.engine.memory import budget_and_overhead, within_memory
 from llm_fed.engine.routed import RoutedExperts
+from llm_fed.merge.delta import under
 from llm_fed.models.base import freeze
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
@@ -79,7 +80,7 @@ class AdapterBank:
         self.drops = self._kept < 2**16
         head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
         self.adapts_head = any(module is head for module in self.targets.values())
-        self._deltas = Deltas(self.rows)
+        self._deltas: Deltas | None = None  # once a state has one
         self._attached = False
 
     def load(self, k: int, state: State) -> None:
@@ -87,7 +88,9 @@ class AdapterBank:
         if state.layout != self.layout:
             raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
         self.rows[k].copy_(state.row)
-        self._deltas.load(k, state)
+        if (below := under(state)) or self._deltas:
+            self._deltas = self._deltas or Deltas(self.rows)
+            self._deltas.load(k, below)
 
     def draw_masks(
         self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None, *, end_to_end: bool = False
@@ -121,7 +124,7 @@ class AdapterBank:
 
     def beneath(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
         """What lies beneath the adapters, by layer, for a batch whose row n goes through adapter owners[n]."""
-        return self._deltas.on(owners)
+        return self._deltas.on(owners) if self._deltas else {}
 
     def _lengths(self, name: str, module: nn.Module, chosen: Mapping[str, Tensor]) -> Tensor:
         """m / ||W + s B A|| (N, 1, out) of DoRA, by which a layer's outputs are multiplied. The divisor is a constant

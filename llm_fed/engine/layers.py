@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.merge.delta import DENSE, under
+from llm_fed.merge.delta import DENSE
 from llm_fed.models.deberta import FOR_ALL_ROWS
 from llm_fed.models.lora import weight_of
-from llm_fed.state import FACTORS, State
+from llm_fed.state import FACTORS
 
 Layers = dict[str, dict[str, Tensor]]  # by layer and by the last part of the name
 ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
@@ -246,9 +246,8 @@ class Deltas:
         self._different: list[Layers] = [{}]  # the same, as the rows are
         self._of = [0] * len(rows)
 
-    def load(self, k: int, state: State) -> None:
+    def load(self, k: int, beneath: Layers) -> None:
         """Take what lies beneath the state of row k."""
-        beneath = under(state)
         # Compared where the states are, as comparing on a GPU would wait for it.
         n = next((n for n, other in enumerate(self._known) if _equal(beneath, other)), len(self._known))
         self._of[k] = n

@@ -15,7 +15,6 @@ from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import generator
 from llm_fed.eval.warning import Cross, Examples
 from llm_fed.method.requests import succeeded
-from llm_fed.method.site import Site
 from llm_fed.scoring.evaluation import measure
 from llm_fed.state import State
 
@@ -101,10 +100,7 @@ def scored(
     answers: dict[tuple[str, str], Sequence[float]] = {}
     for owner in plan.clients:
         known = {owner} if len(own.get(owner, ())) >= plan.sizes[owner] else set()
-
-        async def personal(site: Site, state: State = states[owner]) -> State:
-            return state
-
+        personal = dict.fromkeys(plan.clients, states[owner])
         work = {
             id: measure(personal, built.scored[id], split, built.metric, plan.sizes[id], each=True, loss=False)
             for id in plan.clients

@@ -122,7 +122,7 @@ def deliver(
         if personal and all(state.equal(experiment.scored[id].initial()) for id, state in personal.items()):
             log_event(run, round, experiment.server.id, "nothing learned", UNMOVED)
         _score_after(experiment, run, personal, round, after)
-        summary = experiment.score_states(personal, "test", each=True)
+        summary = experiment.score(personal, "test", each=True)
         tested = [id for id, site in experiment.scored.items() if site.data.queries.get("test")]
         if tested and not summary:
             log_event(run, round, experiment.server.id, "no score", not_defined(experiment.metric, tested))
@@ -188,7 +188,7 @@ def _score_after(experiment: Experiment, run: Run, personal: Mapping[str, Messag
     during = run.config.eval.during
     if not after or during == "test":
         return
-    summary = experiment.score_states(personal, during)
+    summary = experiment.score(personal, during)
     if summary:
         run.log({"kind": "after", "round": round, "split": during, "what": after, **summary.as_json()})
 

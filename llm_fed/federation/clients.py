@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -74,13 +74,14 @@ class LocalClients:
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
         asks = self.schedule.asks(progress.round)
         with watch("broadcast"):
-            sent = Messages(method, progress.state, [ask.client for ask in asks], run.config.transport)
+            sent = Messages(method, progress.state, dict.fromkeys(ask.client for ask in asks), run.config.transport)
             messages = sent.all_packed()
             run.digests.sent(messages)
         with watch("local"):
             answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
-            together = then_summed(self.sites, method, list(messages), run, progress.round)
-            answers = self._ask(method, answered, progress.round, lr, together)
+            secure = run.config.privacy.secure
+            then = then_summed(self.sites, method, list(messages), run, progress.round) if secure else None
+            answers = self._ask(method, answered, progress.round, lr, then)
         with watch("collect"):
             return self._collect(asks, run, progress, sent, messages, answers)
 
@@ -164,6 +165,7 @@ def finish(
     run.lap("finish")
 
 
+@dataclass(eq=False, repr=False)
 class Messages(Mapping[str, Message]):
     """By client what it would be sent now, made whenever it is looked up, hence in memory of its own.
 
@@ -172,39 +174,41 @@ class Messages(Mapping[str, Message]):
         encoding: `transport`.
     """
 
-    def __init__(self, method: Method, state: Message, clients: Iterable[str], encoding: str | None = None):
-        self._method, self._state, self._clients, self._encoding = method, state, dict.fromkeys(clients), encoding
-        self._last: tuple[Message, bytes] = (object(), b"")  # packed last: often all are sent the same
-        self._given: tuple[bytes, Given] = (b"", Given())  # likewise
+    method: Method
+    state: Message
+    clients: Collection[str]
+    encoding: str | None = None
+    _last: tuple[Message, bytes] = (object(), b"")  # packed last: often all are sent the same
+    _given: tuple[bytes, Given] = (b"", Given())  # likewise
 
     def packed(self, client: str) -> bytes:
         """The message as it travels."""
-        if client not in self._clients:
+        if client not in self.clients:
             raise KeyError(client)
-        message = self._method.broadcast(self._state, client)
+        message = self.method.broadcast(self.state, client)
         if message is not self._last[0]:
-            self._last = (message, pack(message, self._encoding))
+            self._last = (message, pack(message, self.encoding))
         return self._last[1]
 
     def all_packed(self) -> dict[str, bytes]:
         """By client the message as it travels."""
-        return {client: self.packed(client) for client in self._clients}
+        return {client: self.packed(client) for client in self.clients}
 
     def given(self, sent: bytes, examples: int | None) -> Given:
         """What the answer to a packed message must be like, which is kept beside the request. `examples`: how many the
         client has."""
         if sent is not self._given[0]:
-            self._given = (sent, Given.of(self._method.upload_like(unpack(sent)), None))
+            self._given = (sent, Given.of(self.method.upload_like(unpack(sent)), None))
         return replace(self._given[1], examples=examples)
 
     def __getitem__(self, client: str) -> Message:
         return unpack(self.packed(client))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._clients)
+        return iter(self.clients)
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self.clients)
 
 
 def encoded_upload(answer: Message, config: Config, secret: Secret, round: int, client: str) -> bytes:
@@ -220,10 +224,8 @@ def reported_examples(site: Client, config: Config) -> int:
     return site.num_examples if config.privacy.clip is None else 1
 
 
-def then_summed(
-    sites: Mapping[str, Client], method: Method, requested: Sequence[str], run: Run, round: int
-) -> Then | None:
-    """With `privacy.secure` what makes of the answers of a round their mean in each place. `requested`: the cohort."""
+def then_summed(sites: Mapping[str, Client], method: Method, requested: Sequence[str], run: Run, round: int) -> Then:
+    """What `privacy.secure` makes of the answers of a round: their mean in each place. `requested`: the cohort."""
 
     def mean(answers: Answers) -> Answers:
         examples = {name: reported_examples(sites[name], run.config) for name in answers}
@@ -232,7 +234,7 @@ def then_summed(
             log_event(run, round, client, "clipped", why)
         return found
 
-    return mean if run.config.privacy.secure else None
+    return mean
 
 
 def run_each(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class Federation:
 class Scoring:
     """How a federation is scored while it trains."""
 
-    who: Iterable[str]  # is sent what is scored
+    who: Collection[str]  # is sent what is scored
     evaluate: Callable[[Messages, str], Summary | None]  # (what each is sent, split) -> scores
     base: Callable[[str], Summary | None] | None = None  # the scores of a split without any adapter, as round 0
 

@@ -171,7 +171,8 @@ class Encoder:
 
     def _check(self, examples: Sequence[Example]) -> None:
         """Refuse what the objective does not learn from, and count what is not learned from."""
-        preferences.check(self.objective.name, examples)
+        if self.objective.name != "sft":
+            preferences.check(self.objective.name, examples)
         turns = (turn for example in examples if not example.rejected for turn in as_turns(example.prompt))
         self._untrained += sum(turn.role == "assistant" and not turn.trained for turn in turns)
 

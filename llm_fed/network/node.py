@@ -37,7 +37,6 @@ from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import at_clients, composed, noisy_steps, protected, released, shown
 from llm_fed.federation.uploads import infinite_flaw
 from llm_fed.method.client import NOISY_STEPS, Client
-from llm_fed.method.site import Site
 from llm_fed.network import limits, peers, policy
 from llm_fed.network.ledger import Answer, Ledger, order_id
 from llm_fed.network.link import PROTOCOL, RUN_NAME, MessageFields, OrderFields, content_of, joined
@@ -48,7 +47,7 @@ from llm_fed.network.watching import Watched, measured, told_scores, watched
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import Personal
+from llm_fed.scoring.evaluation import Personalize
 from llm_fed.secure.cohort import Cohort, Terms
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, Device, ServerConfig
@@ -283,12 +282,8 @@ class Node:
         states = fused(built.runtime, sites, _personal(built, sent))
         known = {client: state for client, state in states.items() if not isinstance(state, Exception)}
         working = _working(sites)
-
-        async def personal(site: Site) -> State:
-            return known[site.id]
-
         tested = each(states, lambda client, state: working[client])
-        found = measured(built, tested if work.answers else {}, personal, "test", examples=True)
+        found = measured(built, tested if work.answers else {}, known, "test", examples=True)
         scores, more = told_scores(built, tested, found), watched(built, states, found)
 
         def reply(client: str, score: dict[str, Json]) -> Answer:
@@ -448,7 +443,7 @@ def _common(order: OrderFields) -> tuple[Json, ...]:
     return *whose, order.get("split"), order.get("name"), order.get("ended")
 
 
-def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
+def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personalize:
     """How each client's personal model is made of what it is sent."""
     return lambda site: built.method.personalize(site, sent[site.id])
 

@@ -22,13 +22,11 @@ from llm_fed.experiment.watching import (
     warnings_of,
 )
 from llm_fed.method.client import Client
-from llm_fed.method.site import Site
 from llm_fed.network.link import Reply, summary_of
 from llm_fed.network.refusals import each, fused
 from llm_fed.runs.folder import Run
 from llm_fed.scoring.evaluation import Measured, Personal, measure
 from llm_fed.scoring.rules import BestRule
-from llm_fed.state import State
 
 PRIVATE = "with privacy.clip clients say nothing of single examples, so nothing is compared on them"
 
@@ -132,14 +130,10 @@ def _of_base(built: Experiment, known: Mapping[str, Measured]) -> dict[str, Meas
     if built.config.eval.base is not True or not built.base.knows:
         return {}
     bare, state = built.untrained()
-
-    async def personal(site: Site) -> State:
-        return state
-
-    limit = built.config.eval.limit
+    states, limit = dict.fromkeys(bare, state), built.config.eval.limit
     found = fused(
         built.runtime, {id: bare[id] for id in known},
-        lambda site: measure(personal, site, "test", built.metric, limit, each=True),
+        lambda site: measure(states, site, "test", built.metric, limit, each=True),
     )  # fmt: skip
     return {id: its for id, its in found.items() if isinstance(its, Measured)}
 

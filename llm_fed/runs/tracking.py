@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,50 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+@dataclass
+class Callbacks:
+    """Tells each callback in their order. What one raises ends the run.
+
+    Attributes:
+        told: the callbacks.
+        lines: of metrics.jsonl, whose round has no checkpoint yet.
+        stopped_by: which callback has asked to end the run after this round, in words; empty: none.
+    """
+
+    told: Sequence[object] = ()
+    lines: list[Mapping[str, Any]] = field(default_factory=list)
+    stopped_by: str = ""
+
+    @classmethod
+    def of(cls, callbacks: Sequence[Any]) -> Callbacks:
+        """Of what a user has given. UserError: it is no list, or one of it has none of the hooks."""
+        if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+            raise UserError(f"callbacks is {callbacks!r:.60}; give a list of objects")
+        for each in callbacks:
+            if isinstance(each, type):
+                raise UserError(f"callbacks has the class {each.__name__}; give an object of it, {each.__name__}()")
+            own = [name for name in dir(each) if name.startswith("on_")]
+            if wrong := [name for name in own if name not in HOOKS]:
+                close = did_you_mean(wrong[0], HOOKS)
+                raise UserError(f"{type(each).__name__} has {wrong[0]}, which is never called{close}; hooks: {_LISTED}")
+            if not own:
+                raise UserError(f"{type(each).__name__} has no method that a run would call; hooks: {_LISTED}")
+        return cls(callbacks)
+
+    def round_ended(self) -> None:
+        """Tell of the lines since the last time: their round is in the run folder, and would not be trained again."""
+        lines, self.lines = self.lines, []
+        for line in sorted(lines, key=lambda line: line["kind"] == "score"):
+            self.tell("on_scores" if line["kind"] == "score" else "on_round", dict(line))
+
+    def tell(self, hook: str, what: Any) -> None:
+        """Call a hook of those that have it."""
+        for each in self.told:
+            if (call := getattr(each, hook, None)) is not None and call(what) is True and not self.stopped_by:
+                self.stopped_by = f"the callback {type(each).__name__}.{hook} returned True"
+
+
+@dataclass(eq=False, repr=False)
 class Reporter(signs.Listener):
     """Shows a run's records as they come, and that it goes on while none comes.
 
@@ -116,27 +161,22 @@ class Reporter(signs.Listener):
         clock: by which the time that is left is estimated.
     """
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        interval: float = 30.0,
-        callbacks: Callbacks | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self.callbacks = callbacks or Callbacks()
-        self.console = console or Terminal(stderr=True)
-        self.pace = Pace()
-        self._interval, self._clock = interval, clock
-        self._lock, self._printed = threading.RLock(), time.monotonic()  # when the last line was printed
-        self._working = False
-        self._stamped = False  # whether lines begin with the time
-        self._status: Status | None = None
-        self._bar: Progress | None = None
-        self._spent = ""
-        self._without_loss = "no client trained"
-        self._said: set[str] = set()
-        self._trackers: Trackers | None = None
-        self._announced: dict[str, str] = {}
+    console: Console = field(default_factory=partial(Terminal, stderr=True))
+    interval: float = 30.0
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    clock: Callable[[], float] = time.monotonic
+    pace: Pace = field(default_factory=Pace, init=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+    _printed: float = field(default_factory=time.monotonic, init=False)  # when the last line was printed
+    _working = False
+    _stamped = False  # whether lines begin with the time
+    _status: Status | None = field(default=None, init=False)
+    _bar: Progress | None = field(default=None, init=False)
+    _spent = ""
+    _without_loss = "no client trained"
+    _said: set[str] = field(default_factory=set, init=False)
+    _trackers: Trackers | None = field(default=None, init=False)
+    _announced: dict[str, str] = field(default_factory=dict, init=False)
 
     def note(self, text: str, *, stamped: bool = False) -> None:
         """One line; with the time of day, if it is `stamped`, or a run has begun to train."""
@@ -195,19 +235,19 @@ class Reporter(signs.Listener):
 
     def _beat(self, stop: threading.Event) -> None:
         """A line whenever none has come for the interval."""
-        while not stop.wait(self._interval / 30):
+        while not stop.wait(self.interval / 30):
             with self._lock:
-                if time.monotonic() - self._printed >= self._interval and not stop.is_set():
+                if time.monotonic() - self._printed >= self.interval and not stop.is_set():
                     self.note(self._with_left(self.pace.where() or "still at work"), stamped=True)
 
     def _with_left(self, words: str) -> str:
-        left = self.pace.left(self._clock())
+        left = self.pace.left(self.clock())
         return f"{words}, {left}" if left else words
 
     def round(self, number: int) -> None:
         self.pace.number, self.pace.inside = number, True
         if not self.pace.trained:
-            self.pace.began = self._clock()
+            self.pace.began = self.clock()
 
     def round_ended(self) -> None:
         self.pace.inside = False
@@ -256,7 +296,7 @@ class Reporter(signs.Listener):
     def _round(self, record: Mapping[str, Any]) -> None:
         """The round is trained, and may still be scored and saved."""
         pace = self.pace
-        pace.done, pace.loss, pace.last, pace.trained = pace.number, record.get("loss"), self._clock(), pace.trained + 1
+        pace.done, pace.loss, pace.last, pace.trained = pace.number, record.get("loss"), self.clock(), pace.trained + 1
         if self._bar is None:
             loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
@@ -343,46 +383,3 @@ class Watch:
         """Seconds of the round so far, and of each part; and the time of day."""
         seconds = round(time.perf_counter() - self.start, 4)
         return {"seconds": seconds, "parts": self.parts, "ended": time_of_day()}
-
-
-@dataclass
-class Callbacks:
-    """Tells each callback in their order. What one raises ends the run.
-
-    Attributes:
-        told: the callbacks.
-        lines: of metrics.jsonl, whose round has no checkpoint yet.
-        stopped_by: which callback has asked to end the run after this round, in words; empty: none.
-    """
-
-    told: Sequence[object] = ()
-    lines: list[Mapping[str, Any]] = field(default_factory=list)
-    stopped_by: str = ""
-
-    @classmethod
-    def of(cls, callbacks: Sequence[Any]) -> Callbacks:
-        """Of what a user has given. UserError: it is no list, or one of it has none of the hooks."""
-        if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
-            raise UserError(f"callbacks is {callbacks!r:.60}; give a list of objects")
-        for each in callbacks:
-            if isinstance(each, type):
-                raise UserError(f"callbacks has the class {each.__name__}; give an object of it, {each.__name__}()")
-            own = [name for name in dir(each) if name.startswith("on_")]
-            if wrong := [name for name in own if name not in HOOKS]:
-                close = did_you_mean(wrong[0], HOOKS)
-                raise UserError(f"{type(each).__name__} has {wrong[0]}, which is never called{close}; hooks: {_LISTED}")
-            if not own:
-                raise UserError(f"{type(each).__name__} has no method that a run would call; hooks: {_LISTED}")
-        return cls(callbacks)
-
-    def round_ended(self) -> None:
-        """Tell of the lines since the last time: their round is in the run folder, and would not be trained again."""
-        lines, self.lines = self.lines, []
-        for line in sorted(lines, key=lambda line: line["kind"] == "score"):
-            self.tell("on_scores" if line["kind"] == "score" else "on_round", dict(line))
-
-    def tell(self, hook: str, what: Any) -> None:
-        """Call a hook of those that have it."""
-        for each in self.told:
-            if (call := getattr(each, hook, None)) is not None and call(what) is True and not self.stopped_by:
-                self.stopped_by = f"the callback {type(each).__name__}.{hook} returned True"

@@ -34,7 +34,8 @@ from llm_fed.scoring.scores import (
 )
 from llm_fed.tasks.common import AnswerPair, Example, labels_of
 
-Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
+Personalize = Callable[[Site], Coroutine[Any, Any, State]]  # makes a client's personal model, as `Method.personalize`
+Personal = Mapping[str, State] | Personalize  # the personal models by client, or what makes them
 TIE = 1e-5  # of log-likelihoods that are this close, as a share of their size: what float32 rounds off
 
 
@@ -112,7 +113,8 @@ async def measure(
     """One client's score and loss, both of the same examples under the same model; with `each` the score of each
     example, too, and without `loss` no loss where it is work of its own. Of preferences also the accuracy and the
     margin, beside any metric of texts, and how good the answers are beside preference_accuracy."""
-    theta, queries = await personal(client), client.data.queries[split][:limit]
+    theta = personal[client.id] if isinstance(personal, Mapping) else await personal(client)
+    queries = client.data.queries[split][:limit]
     read = find(metric, labelled=client.data.num_labels > 0).scores
     predictions: Sequence[Prediction]
     references: Sequence[Reference]
@@ -142,7 +144,8 @@ async def measure(
 async def _with_ability(personal: Personal, client: Site, measuring: Awaitable[Measured]) -> Measured:
     """Also what the model is worth on the fixed text of `eval.ability`, where there is one."""
     measured = await measuring
-    loss = await client.loss_of_answers(await personal(client), client.data.ability)
+    theta = personal[client.id] if isinstance(personal, Mapping) else await personal(client)
+    loss = await client.loss_of_answers(theta, client.data.ability)
     return measured if loss is None else replace(measured, beside={**measured.beside, ABILITY: likelihood(loss)})
 
 
@@ -160,11 +163,7 @@ async def _preferred(client: Site, theta: State, queries: Sequence[Query], split
 
 async def score_split(client: Site, theta: State, split: str) -> float:
     """A client's score (0-100) on its own `split` under `theta`, by the run's metric; NaN where it is not defined."""
-
-    async def personal(site: Site) -> State:
-        return theta
-
-    return (await measure(personal, client, split, client.data.metric, None, loss=False)).score
+    return (await measure({client.id: theta}, client, split, client.data.metric, None, loss=False)).score
 
 
 async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Prediction]:
