@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from html import escape
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,9 +81,6 @@ class MeanAndStd:
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
-
-    def as_json(self) -> dict[str, Json]:
-        return {"mean": self.mean, "std": self.std}
 
 
 @dataclass
@@ -340,7 +337,7 @@ class Table:
 
     def _row_json(self, row: ComparisonRow) -> dict[str, Json]:
         def plain(score: Value) -> Json:
-            return score.as_json() if isinstance(score, MeanAndStd) else None
+            return asdict(score) if isinstance(score, MeanAndStd) else None
 
         by_seed: dict[str, Json] = {}
         for seed in self.seeds:
@@ -372,7 +369,7 @@ class Table:
             line: dict[str, Json] = {"label": row.label, "method": row.method, "seeds done": len(row.results)}
             for column in self._scores([*self.clients, *self.unscored]):
                 score = column.value(row)
-                known = score.as_json() if isinstance(score, MeanAndStd) else {"mean": None, "std": None}
+                known = asdict(score) if isinstance(score, MeanAndStd) else {"mean": None, "std": None}
                 line |= {f"{column.key} {key}": value for key, value in known.items()}
             for (name, kind), cost in zip(costs.items(), (row.work, row.traffic, row.parameters), strict=True):
                 known = asdict(cost) if cost else dict.fromkeys(each.name for each in fields(kind))
@@ -453,7 +450,8 @@ class Table:
         # so that 80 characters have room for the names of rows
         shown = [column for column in self.columns if column.terminal and not (self.beside and column.held)]
         lines = [
-            (Text(row.label), list(starmap(_marked, cells))) for row, cells in self.cells(single + shown, short=True)
+            (Text(row.label), [Text(text, style="bold green" if best else "") for text, best in cells])
+            for row, cells in self.cells(single + shown, short=True)
         ]
         tables: list[RichTable | Text] = []
         if single and len(self.rows) <= MAX_TERMINAL_ROWS:
@@ -533,10 +531,6 @@ def _mean_of(kind: type[Cost], seen: Sequence[Cost | None]) -> Cost | None:
     return kind(**{key: fmean(one[key] for one in known) for key in known[0]})
 
 
-def _marked(text: str, best: bool) -> Text:
-    return Text(text, style="bold green" if best else "")
-
-
 def means(line: Mapping[str, Any]) -> dict[str, float]:
     """By name the mean of what a line of scores has beside the score."""
     return {name: of["mean"] for name, of in line.get("beside", {}).items()}
@@ -568,9 +562,8 @@ def _baselines(rows: Sequence[ComparisonRow], kind: str) -> Iterator[ComparisonR
         labels.append(row.label)
         results |= own
     for labels, results in groups:
-        yield ComparisonRow(
-            kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}", [], "", Parameters(), results
-        )
+        label = kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}"
+        yield ComparisonRow(label, [], "", Parameters(), results)
 
 
 _ABOUT = {
