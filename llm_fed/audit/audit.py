@@ -84,10 +84,10 @@ def _chain(folder: Path, report: Audit) -> digests.Chain:
     for round, flaw in chain.flaws:
         report.find(round, "", "chain", flaw)
     kept.files(folder, chain, report)
-    if not chain.lines:
+    if chain.lines:
+        report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
+    else:
         report.unchecked.append(f"digests: the run has no {digests.FILE}")
-        return chain
-    report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
     return chain
 
 

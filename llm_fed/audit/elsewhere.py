@@ -96,8 +96,7 @@ def _compare_held(
     worst = 0.0
     for name in kept:
         now, then = _numbers(after[name]), _numbers(kept[name])
-        same_shape = now.numel() == then.numel()
-        off = float((now - then).norm()) if same_shape else math.inf
+        off = float((now - then).norm()) if now.numel() == then.numel() else math.inf
         was = before[name] if before[name].numel() == then.numel() else 0.0  # it remembered nothing yet
         way = float((then - was).norm())
         share = off / way if way else math.inf if off else 0.0
