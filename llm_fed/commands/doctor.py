@@ -104,8 +104,7 @@ def known_of(name: str) -> list[Examined]:
     """A finding per question about a base, from its configuration and tokenizer, before any weight is loaded; of a base
     that cannot be used one is not ok. UserError: there is no such folder or Hub model, or it is no causal language
     model."""
-    index = check_name(name)
-    config = config_of(name, index, None)
+    config = config_of(name, check_name(name), None)
     tokenizer, ends, _ = read_tokenizer(BaseConfig(name))
     try:
         with torch.device("meta"):  # layers and shapes without their numbers

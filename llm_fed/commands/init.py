@@ -107,9 +107,8 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         raise
     known = known or known_base.look_up(base, tell)
     named = configfile.section(ColumnsConfig, {**columns})
-    config = TaskConfig("files", str(path), columns=named, bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
-        data = tasks.load(config, 0)
+        data = tasks.load(TaskConfig("files", str(path), columns=named, bad_rows="skip", partition=partition), 0)
     reading, remarks, warnings = _seen(data)
     sample = survey.samples(data)
     template = "{prompt}" if reading.texts else _template(base, known)
@@ -163,8 +162,7 @@ def _draft_labelled(path: Path, given: UserChoices, base: str, known: KnownBase)
     columns, partition, chosen, labels = columns_of.decide_labelled(path, given)
     name = "regression" if are_numbers(labels) else "classification"
     named = configfile.section(ColumnsConfig, {**columns})
-    config = TaskConfig(name, str(path), columns=named, bad_rows="skip", partition=partition)
-    data = tasks.load(config, 0)
+    data = tasks.load(TaskConfig(name, str(path), columns=named, bad_rows="skip", partition=partition), 0)
     head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
     reading, remarks, warnings = _seen(data)
     examples = [*chain.from_iterable(survey.samples(data).values())]

@@ -167,11 +167,7 @@ def merge_adapters(
 
 
 def _config(
-    method: str,
-    parents: Parents,
-    base: str | None,
-    words: Sequence[str],
-    reporter: Reporter,
+    method: str, parents: Parents, base: str | None, words: Sequence[str], reporter: Reporter
 ) -> tuple[Config, Collection[str]]:
     """The configuration of the merge, and which of its settings were given explicitly."""
     kind = methods.merger(method)

@@ -53,8 +53,7 @@ class Publisher:
             for client, folder in folders.items():
                 if why := looked_at(folder)[0]:
                     raise UserError(f"vLLM cannot serve the adapter of {client}: {why}; see llm-fed serve")
-            copies = self.out or Place.parse(self.run).folder / "published"
-            known, target = self._known(), copies / str(round)
+            known, target = self._known(), (self.out or Place.parse(self.run).folder / "published") / str(round)
             names = {f"{client}@{round}": target / client for client in folders}
             for client, folder in folders.items():
                 copy = target / client / WEIGHTS

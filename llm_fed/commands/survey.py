@@ -73,8 +73,7 @@ def samples(data: TaskData) -> dict[str, list[Example]]:
 
 def number(data: TaskData) -> int:
     """How many examples there are."""
-    clients = data.clients.values()
-    return sum(len(client.train) + len(client.validation) + len(client.test) for client in clients)
+    return sum(len(client.train) + len(client.validation) + len(client.test) for client in data.clients.values())
 
 
 def lengths(
