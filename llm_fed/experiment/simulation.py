@@ -84,8 +84,7 @@ class Simulation:
             models.check_names(named, experiment.scored)
         if run.continues:
             with signs.part("reading the files of data and base"):
-                base = as_dict(run.config)["base"]
-                inputs.check_base(run.folder, base, inputs.read(run.folder), run.contents)
+                inputs.check_base(run.folder, as_dict(run.config)["base"], inputs.read(run.folder), run.contents)
         for line in taking_part.notes(experiment):
             reporter.note_once(line)
         if ranks := other_ranks():

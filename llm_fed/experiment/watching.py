@@ -40,15 +40,12 @@ def watch(
     examples: Mapping[str, Examples],
 ) -> dict[str, Any]:
     """What summary.json says under `warnings` and `unchecked`; writes these files of the run, and cross.json and
-    test_scores.jsonl.
+    test_scores.jsonl. RunError: the disk is full.
 
     Args:
         personal: the models that are tested, by client.
         summary: their scores, with those of single examples.
         facts, examples: of `Baselines.score`.
-
-    Raises:
-        RunError: the disk is full.
     """
     if summary is None:
         for name in (CROSS, EXAMPLES, WARNINGS):

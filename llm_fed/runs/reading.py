@@ -113,8 +113,7 @@ def shares_of(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
     """The exported adapter of each client of a finished run that has one."""
-    done = finished(folder)
-    if done.get("adapters") == HERE:
+    if finished(folder).get("adapters") == HERE:
         return {path.name: path for path in sorted(folder.iterdir()) if (path / "README.md").is_file()}
     partial = re.compile(r"\..*\.(partial|replaced)")  # what a killed export may have left
     return {path.name: path for path in sorted(folder.glob("adapters/*")) if not partial.fullmatch(path.name)}

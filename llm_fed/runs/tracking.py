@@ -44,29 +44,19 @@ _WORDS = {  # parts of a round, and what is said of them
 @dataclass
 class Pace:
     """Where a run is, and how long its rounds will take by those that this session has trained; nothing is known before
-    the first of them, or of what comes after the last round. Other threads may read it at any time.
-
-    Attributes:
-        number: of the round; 0 before the first.
-        done: the last round that has been trained.
-        loss: the last one that is known.
-        parts: of the work, the innermost last; a tuple, as it may be read while it is changed.
-        step, answers: of this part.
-        trained: rounds of this session.
-        began, last: when the first of them began, and the last one had been trained.
-    """
+    the first of them, or of what comes after the last round. Other threads may read it at any time."""
 
     rounds: int = 0
-    number: int = 0
+    number: int = 0  # of the round; 0 before the first
     inside: bool = False  # a round
-    done: int = 0
-    loss: float | None = None
-    parts: tuple[str, ...] = ()
-    step: str = ""
-    answers: int = 0
-    trained: int = 0
-    began: float = 0.0
-    last: float = 0.0
+    done: int = 0  # the last round that has been trained
+    loss: float | None = None  # the last one that is known
+    parts: tuple[str, ...] = ()  # of the work, the innermost last; a tuple, as it may be read while it is changed
+    step: str = ""  # of this part
+    answers: int = 0  # of this part
+    trained: int = 0  # rounds of this session
+    began: float = 0.0  # when the first of them began
+    last: float = 0.0  # when the last of them had been trained
 
     def where(self) -> str:
         """What is being done, in words."""
@@ -341,23 +331,16 @@ class Watch:
 
     def record(self) -> dict[str, Json]:
         """Seconds of the round so far, and of each part; and the time of day."""
-        seconds = round(time.perf_counter() - self.start, 4)
-        return {"seconds": seconds, "parts": self.parts, "ended": time_of_day()}
+        return {"seconds": round(time.perf_counter() - self.start, 4), "parts": self.parts, "ended": time_of_day()}
 
 
 @dataclass
 class Callbacks:
-    """Tells each callback in their order. What one raises ends the run.
+    """Tells each callback in their order. What one raises ends the run."""
 
-    Attributes:
-        told: the callbacks.
-        lines: of metrics.jsonl, whose round has no checkpoint yet.
-        stopped_by: which callback has asked to end the run after this round, in words; empty: none.
-    """
-
-    told: Sequence[object] = ()
-    lines: list[Mapping[str, Any]] = field(default_factory=list)
-    stopped_by: str = ""
+    told: Sequence[object] = ()  # the callbacks
+    lines: list[Mapping[str, Any]] = field(default_factory=list)  # of metrics.jsonl, whose round has no checkpoint yet
+    stopped_by: str = ""  # which callback has asked to end the run after this round, in words; empty: none
 
     @classmethod
     def of(cls, callbacks: Sequence[Any]) -> Callbacks:
