@@ -86,8 +86,7 @@ class MethodPair:
 
     def _power(self, draws: int) -> float:
         """The probability of a claim after so many draws, where the true difference is the observed one."""
-        error = math.sqrt(self.floor + self.draw / draws)
-        if not error:
+        if not (error := math.sqrt(self.floor + self.draw / draws)):
             return 0.0
         df = round(degrees(self.floor, self.draw, draws, self.clients), 1)
         limit = float(between(self.methods, df, self.level))

@@ -294,8 +294,7 @@ class Table:
             ("reads {} tokens", {label: work.tokens for label, work in known.items()}),
         ):
             first, least = next(iter(numbers.items()), ("", 0.0))
-            unlike = [f"{label} {few(own)}" for label, own in numbers.items() if abs(own - least) > TENTH * least]
-            if unlike:
+            if unlike := [f"{label} {few(own)}" for label, own in numbers.items() if abs(own - least) > TENTH * least]:
                 own, rest = does.format(few(least)), ", ".join(unlike)
                 sentences.append(f"Not at equal work: a client of {first} {own} in all, and one of {rest}.")
         return sentences
@@ -515,8 +514,7 @@ def _troubles(row: ComparisonRow) -> Iterator[str]:
     for seed, reason in row.failures.items():
         yield f"{row.label}, seed {seed} failed: {reason}"
     for seed, result in row.results.items():
-        said = [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]
-        if said:
+        if said := [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]:
             yield f"{row.label}, seed {seed}: {', '.join(said)}; the report in its folder says more."
         if kinds := [warned["kind"] for warned in result.warnings]:
             several = "warnings" if len(kinds) > 1 else "warning"

@@ -37,8 +37,7 @@ def pictures_of(
         figures += [_losses(by_kind, curve)]
         figures += [_activity(updates)] if (updates := activity.updates_of(by_kind["round"])) else []
         figures += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
-    weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
-    if weights:
+    if weights := merges.weights_after(by_kind["server"], shown["round"] if shown else None):
         figures.append(_weights(weights, shown))
     if coefficients := merges.coefficients(by_kind["server"]):
         figures.append(

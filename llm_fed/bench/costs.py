@@ -75,8 +75,7 @@ def count_parameters(
     own."""
     state = method.init(server)
     held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
-    messages = {client: method.broadcast(state, client) for client in method.requested([*clients])}
-    if not messages:
+    if not (messages := {client: method.broadcast(state, client) for client in method.requested([*clients])}):
         at_server, down, up = (sum(counts) for counts in zip(*((p.server, p.down, p.up) for p in parents), strict=True))
         return Parameters(at_server, down, up, held)
     first, *_ = messages

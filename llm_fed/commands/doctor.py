@@ -167,8 +167,7 @@ def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     rows = len(cast(torch.Tensor, model.get_input_embeddings().weight))
-    without = sorted((id, token) for token, id in tokenizer.get_vocab().items() if id >= rows)
-    if not without:
+    if not (without := sorted((id, token) for token, id in tokenizer.get_vocab().items() if id >= rows)):
         return f"{len(tokenizer):,}, each with an embedding"
     names = ", ".join(f"{token!r} ({id})" for id, token in without[:4]) + (", ..." if len(without) > 4 else "")
     return (

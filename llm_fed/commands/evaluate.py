@@ -187,8 +187,7 @@ def evaluate_adapter(
         state, structure = nothing.state, nothing.structure
 
     def said() -> Prompt | None:
-        found = prompt_for(base, origin)
-        if found is None and "task.template" not in keys:
+        if (found := prompt_for(base, origin)) is None and "task.template" not in keys:
             reporter.note(
                 f"{adapter or base_name} does not name its prompt template, so {config.task.template} is used; "
                 "--template chooses another"
@@ -248,8 +247,7 @@ def examples_of(path: Path, task: TaskConfig) -> ClientData:
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
-    summary = experiment.score_states(states, split)
-    if summary is None:
+    if (summary := experiment.score_states(states, split)) is None:
         raise UserError(
             f"no client has a {split} example to be scored on; with task.validation above 0 a validation split is held "
             "out of the training examples"

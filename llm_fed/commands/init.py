@@ -318,9 +318,7 @@ def _rows(method: str, work: Workload) -> dict[str, list[str]]:
     method with `local`."""
     if method != ALONE:
         return {ALONE: [f"method={ALONE}"], method: []}
-    if work.clients == 1:
-        return {}
-    return {ALONE: [], **{other: [f"method={other}"] for other in RIVALS}}
+    return {} if work.clients == 1 else {ALONE: [], **{other: [f"method={other}"] for other in RIVALS}}
 
 
 def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
@@ -342,8 +340,7 @@ def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
 def about_sizes(data: TaskData) -> list[str]:
     """What should be known of federations of one client, and of clients with few examples or none."""
     lines = taking_part.only_one(list(data.everybody), [id for id, own in data.clients.items() if own.train])
-    few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
-    if few:
+    if few := {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}:
         each = [f"{name} ({count})" for name, count in sorted(few.items(), key=lambda item: item[1])]
         have = "has" if len(few) == 1 else "have"
         lines.append(

@@ -171,8 +171,7 @@ def _config(
 ) -> tuple[Config, Collection[str]]:
     """The configuration of the merge, and which of its settings were given explicitly."""
     kind = methods.merger(method)
-    name = base or common_base({option: parent.origin for option, parent in parents.items()})
-    if not name:
+    if not (name := base or common_base({option: parent.origin for option, parent in parents.items()})):
         raise UserError("neither adapter names its base; give --base NAME")
     runs = [parent.config for parent in reversed(parents.values()) if parent.config]
     keys = keys_of(words, "the method")

@@ -70,8 +70,7 @@ class Publisher:
         for name in names:
             self._ask("POST", "completions", model=name, prompt=".", max_tokens=1)
         for old in known:
-            found = _NAME.fullmatch(old)
-            if found and found[1] in folders and int(found[2]) < round:
+            if (found := _NAME.fullmatch(old)) and found[1] in folders and int(found[2]) < round:
                 self._ask("POST", "unload_lora_adapter", lora_name=old)
         return [*names]
 

@@ -34,8 +34,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     )  # fmt: skip
     now["base"] = experiment.base.source.as_json()
     labels = {"labels": list(experiment.base.labels)} if experiment.base.labels else {}
-    recorded = run.recall("environment.json") if run.continues else None
-    if recorded is None:
+    if (recorded := run.recall("environment.json") if run.continues else None) is None:
         if config.privacy.draws:
             now["secret"] = run.secret.mark
         run.remember("environment.json", now | labels)

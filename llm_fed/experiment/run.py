@@ -162,8 +162,7 @@ def join_launch() -> AbstractContextManager[Any] | None:
     """At rank 0 of a launch the other ranks, who work for it within. A rank above 0 does its share of what rank 0 runs
     until that ends, and returns None. UserError, RunError: the processes do not find each other; rank 0 ended with an
     error."""
-    channel = connect()
-    if not channel or not channel.rank:
+    if not (channel := connect()) or not channel.rank:
         return other_ranks() or nullcontext()
     quiet()
     logging.getLogger("llm_fed").setLevel(logging.ERROR)  # rank 0 warns of the same

@@ -53,8 +53,7 @@ class Simulation:
 
     def check(self, config: Config, folder: Path) -> None:
         """Refuse what cannot be done, before the folder is looked at."""
-        ranks = other_ranks()
-        if ranks and config.base.device_map:
+        if (ranks := other_ranks()) and config.base.device_map:
             raise UserError(
                 f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
                 "leave it out"

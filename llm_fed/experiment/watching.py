@@ -121,8 +121,7 @@ def local_scores(run: Run) -> tuple[Scores | None, list[str]]:
     """The scores of a run of `local` on the same data beside this one; without any a line on how to get them."""
     if run.config.method["name"] == "local":
         return None, []
-    folder = local_beside(run.folder, alike=False)
-    if folder is None:
+    if (folder := local_beside(run.folder, alike=False)) is None:
         return None, [NO_LOCAL]
     summary = read_object(folder / "summary.json")  # which `local_beside` has read
     return Scores(summary["scores"].get("clients", {}), read_examples(folder).get("own", {})), []
