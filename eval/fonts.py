@@ -23,8 +23,8 @@ def make_legible(figure: Figure) -> None:
     figure.draw_without_rendering()  # which makes the labels at the ticks
     texts = [text for text in figure.findobj(Text) if text.get_text()]
     characters = {character for text in texts for character in text.get_text() if character.isprintable()}
-    missing = characters - _characters(font_manager.findfont(font_manager.FontProperties()))
-    chosen, unknown = covering(frozenset(missing))
+    usual = _characters(font_manager.findfont(font_manager.FontProperties()))
+    chosen, unknown = covering(frozenset(characters - usual))
     for text in texts:
         text.set_fontfamily([*mpl.rcParams["font.family"], *chosen])
     if unknown:

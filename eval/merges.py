@@ -62,8 +62,7 @@ def tabulate(recipes: Recipes) -> list[Tabulated]:
     """The weights and traces, the weight by damping, and the validation score by weight, as far as there are such."""
     tables = [_table("merging weights", recipes, _NUMBERS, _ABOUT["weights"])]
     for key, title in (("sweep", "weight of fed, by damping"), ("grid", "validation score, by weight of fed")):
-        rows = {client: _by_column(recipe[key]) for client, recipe in recipes.items() if key in recipe}
-        if rows:
+        if rows := {client: _by_column(recipe[key]) for client, recipe in recipes.items() if key in recipe}:
             tables.append(_table(title, rows, {column: column for column in next(iter(rows.values()))}, _ABOUT[key]))
     return tables
 

@@ -86,8 +86,7 @@ class MethodPair:
 
     def _power(self, draws: int) -> float:
         """The probability of a claim after so many draws, where the true difference is the observed one."""
-        error = math.sqrt(self.floor + self.draw / draws)
-        if not error:
+        if not (error := math.sqrt(self.floor + self.draw / draws)):
             return 0.0
         df = round(degrees(self.floor, self.draw, draws, self.clients), 1)
         limit = float(between(self.methods, df, self.level))
@@ -188,8 +187,7 @@ def compare_methods(scores: Scores, design: Design, level: float = LEVEL) -> Met
     kinds = of_two_kinds({name: _by_draw(scores[name]) for name in methods})
     couples = list(combinations(methods, 2))
     pairs = [MethodPair(a, b, methods=len(methods), level=level) for a, b in couples]
-    sides = [(scores[a], scores[b]) for a, b in couples]
-    return MethodPairs(_judged(pairs, sides, design, kinds), methods, kinds)
+    return MethodPairs(_judged(pairs, [(scores[a], scores[b]) for a, b in couples], design, kinds), methods, kinds)
 
 
 def compare_with(scores: Scores, controls: Scores, control: str, design: Design, level: float) -> dict[str, MethodPair]:
@@ -236,8 +234,7 @@ def _pair(
     pair = replace(pair, first=first, second=second, draws=draws, difference=abs(value))
     named = [f"{row} {collapsed[row]}" for row in (first, second) if row in collapsed]
     if draws < LEAST or named or estimate is None:
-        unknown = " and ".join(named) or ("" if draws < LEAST else NO_SHARES)
-        return replace(pair, why=unknown)
+        return replace(pair, why=" and ".join(named) or ("" if draws < LEAST else NO_SHARES))
     of_draw, floor, df = (float(part[number]) for part in (estimate.draw, estimate.floor, estimate.df))
     if (error := math.sqrt(floor + of_draw / draws)) <= SAME:  # equal to the last bits: nothing to measure noise by
         return pair

@@ -90,8 +90,7 @@ def plot_losses(
 def plot_bytes(path: Path, rounds: Sequence[int], up: Sequence[int], down: Sequence[int]) -> Path:
     """Bytes on the wire per round, all clients together: to the server above the axis, to clients below."""
     figure, axes = style.one_figure(4.8, 3.1)
-    largest = max([*up, *down, 1])
-    power = min(int(np.log10(largest)) // 3, 4)
+    power = min(int(np.log10(max([*up, *down, 1]))) // 3, 4)
     width = 1.0 if len(rounds) > 60 else 0.8
     axes.bar(rounds, np.asarray(up) / 1000**power, width, color=style.BLUE, label="up, to the server")
     axes.bar(rounds, -np.asarray(down) / 1000**power, width, color=style.AMBER, label="down, to the clients")

@@ -73,11 +73,11 @@ def name_rows(axes: Axes | SecondaryAxis, positions: Sequence[float] | range, na
     axes.set_yticks(positions, [short(name) for name in names], parse_math=False)
 
 
-def with_legend(figure: Figure, columns: int = 3) -> Figure:
-    """Above the first axes, in as many columns as fit; the figure grows by what is over two lines."""
+def with_legend(figure: Figure) -> Figure:
+    """Above the first axes, in as many of three columns as fit; the figure grows by what is over two lines."""
     axes = figure.axes[0]
     handles, _ = axes.get_legend_handles_labels()
-    columns = min(columns, len(handles))
+    columns = min(3, len(handles))
     colour = axes.xaxis.label.get_color()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=MISSING, category=UserWarning)  # `save` sees to them

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from html import escape
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,9 +81,6 @@ class MeanAndStd:
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
-
-    def as_json(self) -> dict[str, Json]:
-        return {"mean": self.mean, "std": self.std}
 
 
 @dataclass
@@ -297,8 +294,7 @@ class Table:
             ("reads {} tokens", {label: work.tokens for label, work in known.items()}),
         ):
             first, least = next(iter(numbers.items()), ("", 0.0))
-            unlike = [f"{label} {few(own)}" for label, own in numbers.items() if abs(own - least) > TENTH * least]
-            if unlike:
+            if unlike := [f"{label} {few(own)}" for label, own in numbers.items() if abs(own - least) > TENTH * least]:
                 own, rest = does.format(few(least)), ", ".join(unlike)
                 sentences.append(f"Not at equal work: a client of {first} {own} in all, and one of {rest}.")
         return sentences
@@ -340,7 +336,7 @@ class Table:
 
     def _row_json(self, row: ComparisonRow) -> dict[str, Json]:
         def plain(score: Value) -> Json:
-            return score.as_json() if isinstance(score, MeanAndStd) else None
+            return asdict(score) if isinstance(score, MeanAndStd) else None
 
         by_seed: dict[str, Json] = {}
         for seed in self.seeds:
@@ -372,7 +368,7 @@ class Table:
             line: dict[str, Json] = {"label": row.label, "method": row.method, "seeds done": len(row.results)}
             for column in self._scores([*self.clients, *self.unscored]):
                 score = column.value(row)
-                known = score.as_json() if isinstance(score, MeanAndStd) else {"mean": None, "std": None}
+                known = asdict(score) if isinstance(score, MeanAndStd) else {"mean": None, "std": None}
                 line |= {f"{column.key} {key}": value for key, value in known.items()}
             for (name, kind), cost in zip(costs.items(), (row.work, row.traffic, row.parameters), strict=True):
                 known = asdict(cost) if cost else dict.fromkeys(each.name for each in fields(kind))
@@ -453,7 +449,8 @@ class Table:
         # so that 80 characters have room for the names of rows
         shown = [column for column in self.columns if column.terminal and not (self.beside and column.held)]
         lines = [
-            (Text(row.label), list(starmap(_marked, cells))) for row, cells in self.cells(single + shown, short=True)
+            (Text(row.label), [Text(text, style="bold green" if best else "") for text, best in cells])
+            for row, cells in self.cells(single + shown, short=True)
         ]
         tables: list[RichTable | Text] = []
         if single and len(self.rows) <= MAX_TERMINAL_ROWS:
@@ -517,8 +514,7 @@ def _troubles(row: ComparisonRow) -> Iterator[str]:
     for seed, reason in row.failures.items():
         yield f"{row.label}, seed {seed} failed: {reason}"
     for seed, result in row.results.items():
-        said = [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]
-        if said:
+        if said := [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]:
             yield f"{row.label}, seed {seed}: {', '.join(said)}; the report in its folder says more."
         if kinds := [warned["kind"] for warned in result.warnings]:
             several = "warnings" if len(kinds) > 1 else "warning"
@@ -531,10 +527,6 @@ def _mean_of(kind: type[Cost], seen: Sequence[Cost | None]) -> Cost | None:
     if not known or len(known) < len(seen):
         return None
     return kind(**{key: fmean(one[key] for one in known) for key in known[0]})
-
-
-def _marked(text: str, best: bool) -> Text:
-    return Text(text, style="bold green" if best else "")
 
 
 def means(line: Mapping[str, Any]) -> dict[str, float]:
@@ -568,9 +560,8 @@ def _baselines(rows: Sequence[ComparisonRow], kind: str) -> Iterator[ComparisonR
         labels.append(row.label)
         results |= own
     for labels, results in groups:
-        yield ComparisonRow(
-            kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}", [], "", Parameters(), results
-        )
+        label = kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}"
+        yield ComparisonRow(label, [], "", Parameters(), results)
 
 
 _ABOUT = {

@@ -86,15 +86,8 @@ class AboveRule:
 
 
 class Verdict:
-    """The verdict on all pairs of rows.
-
-    Args:
-        scores: by row, cell and client, in points; only those that are finite count.
-        rules: by row the same of its best rule that trains nothing.
-
-    Attributes:
-        column: the pairs, and who is best.
-    """
+    """The verdict on all pairs of rows: its `column` has the pairs, and who is best. `scores`: by row, cell and client,
+    in points; only those that are finite count. `rules`: by row the same of its best rule that trains nothing."""
 
     def __init__(self, scores: Scores, design: Design, rules: Scores | None = None):
         self.scores, self.design = {row: _defined(own) for row, own in scores.items()}, design
@@ -289,10 +282,8 @@ def _shares(given: float | Mapping[str, float] | None, clients: Collection[str])
     """By client which part of its rows is tested. UserError where one is not between 0 and 1, or a client has none."""
     if given is None:
         return {}
-    if isinstance(given, Mapping):
-        shares = {str(client): share for client, share in given.items()}
-    else:
-        shares = dict.fromkeys(clients, given)
+    named = given if isinstance(given, Mapping) else dict.fromkeys(clients, given)
+    shares = {str(client): share for client, share in named.items()}
     if absent := [client for client in clients if client not in shares]:
         raise UserError(f"test_share has no share of client {absent[0]}; it takes a number, or one for each client")
     for client, share in shares.items():

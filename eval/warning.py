@@ -57,11 +57,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Cross:
-    """The scores of models on the examples of other clients.
-
-    Attributes:
-        answers: by (whose model, whose examples) the score of each example, on the diagonal, too.
-        base: of the same examples without any adapter; empty where it is not known.
+    """The scores of models on the examples of other clients. `answers`: by (whose model, whose examples) the score of
+    each example, on the diagonal, too. `base`: of the same examples without any adapter; empty where it is not known.
     """
 
     answers: Mapping[tuple[str, str], Sequence[float]]
@@ -150,14 +147,12 @@ def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, Fig
     halves = {client: half for client, its in losses.items() if (half := _second_half(its))}
     if len(halves) < 2:
         return
-    rounds = sorted({round for half in halves.values() for round in half})
-    means = {round: fmean(half[round] for half in halves.values() if round in half) for round in rounds}
-    everywhere = [round for round in rounds if all(round in half for half in halves.values())]
+    everywhere = sorted(set.intersection(*map(set, halves.values())))
     # Where each round asks others, a mean by round compares other clients with each other.
     together = len(everywhere) > 2
     slopes = [slope([*half], [*half.values()]) for half in halves.values()]
-    means_of_all = [means[round] for round in everywhere]
-    trend = slope(everywhere, means_of_all) if together else mean_of([each.value for each in slopes])
+    means = [fmean(half[round] for half in halves.values()) for round in everywhere]
+    trend = slope(everywhere, means) if together else mean_of([each.value for each in slopes])
     # Where training has converged, the mean falls or rises by chance, and some loss always rises.
     if (trend.interval(FALLS)[1] if together else trend.value) >= 0:
         return
@@ -177,8 +172,7 @@ def another_model(cross: Cross, parts: int = 1) -> Iterator[tuple[str, Figures]]
     }
     for client, other, figures in _best(compared, parts):
         means = {"own": fmean(cross.answers[client, client]), "other": fmean(cross.answers[other, client])}
-        count = len(cross.answers[client, client])
-        yield client, {"model": other, **rounded(means), **figures, "examples": count}
+        yield client, {"model": other, **rounded(means), **figures, "examples": len(cross.answers[client, client])}
 
 
 def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, Figures]]:
@@ -235,8 +229,7 @@ def _edge(cross: Cross, model: str, client: str) -> Estimate:
 def _second_half(losses: Mapping[int, float]) -> dict[int, float]:
     """The later rounds; empty where a trend could not be told from noise."""
     known = {round: loss for round, loss in sorted(losses.items()) if loss is not None and math.isfinite(loss)}
-    later = dict([*known.items()][len(known) // 2 :])
-    return later if len(known) >= LEAST_ROUNDS else {}
+    return dict([*known.items()][len(known) // 2 :]) if len(known) >= LEAST_ROUNDS else {}
 
 
 def _detail(kind: str, its: Figures) -> str:

@@ -52,9 +52,8 @@ def client_table(
     """One row per client. What nobody has, as the rounds of a merge, has no column; nor have bytes where nothing was
     sent. `shown`: the scores that are shown; None: there are none yet. `alone`, `rule`: those of the base, and of the
     best rules that train nothing, on the same split."""
-    work: dict[str, list[Line]] = {}
-    for client in [*shown["clients"], *shown.get("unscored", ())] if shown else ():
-        work[client] = []
+    everybody = [*shown["clients"], *shown.get("unscored", ())] if shown else []
+    work: dict[str, list[Line]] = {client: [] for client in everybody}
     for line in by_kind["client"]:
         work.setdefault(line["client"], []).append(line)
     trained = {client: lines for client, lines in work.items() if lines}

@@ -17,10 +17,7 @@ SHOWN = [column for column in (*SUMMARIES, *COSTS) if column.page]  # columns of
 
 # By the picture's file: its title, and what it means.
 PICTURES = {
-    "verdict": (
-        "Differences",
-        "Of each pair the difference of the means, and its interval; one without 0 is shown.",
-    ),
+    "verdict": ("Differences", "Of each pair the difference of the means, and its interval; one without 0 is shown."),
     "score_by_client": (
         "Score by client",
         "Each client's mean score over the seeds under every row, with the standard deviation. The last group is the "

@@ -43,9 +43,8 @@ def embed(draw: Callable[..., Path]) -> str:
 
 @cache
 def _environment() -> Environment:
-    loader = FileSystemLoader(_HERE)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"size": size, "number": number, "duration": duration, "cell": cell, "prose": prose}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}

@@ -37,8 +37,7 @@ def pictures_of(
         figures += [_losses(by_kind, curve)]
         figures += [_activity(updates)] if (updates := activity.updates_of(by_kind["round"])) else []
         figures += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
-    weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
-    if weights:
+    if weights := merges.weights_after(by_kind["server"], shown["round"] if shown else None):
         figures.append(_weights(weights, shown))
     if coefficients := merges.coefficients(by_kind["server"]):
         figures.append(
@@ -52,14 +51,13 @@ def pictures_of(
         )
     scores, chosen = merges.curves({line["client"]: line for line in by_kind["merge"]})
     if scores:
-        metric = shown["metric"] if shown else "score"
         figures.append(
             ReportFigure(
                 "Score by merging weight",
                 "validation score of each client by the federated adapter's weight",
                 "At 0 a client has its local adapter alone, at 1 the federated one, and in between a mixture. The "
                 "dashed line is the weight that the method chose: close to the curve's top, it chose well.",
-                partial(plots.plot_mixing, curves=scores, chosen=chosen, metric=metric),
+                partial(plots.plot_mixing, curves=scores, chosen=chosen, metric=shown["metric"] if shown else "score"),
             )
         )
     return [picture.embedded() for picture in figures]
@@ -140,14 +138,13 @@ def _traffic(rounds: Sequence[Line]) -> ReportFigure:
 
 def _weights(weights: Line, shown: Line | None) -> ReportFigure:
     groups = plots.clusters(weights["clients"])
-    draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"], groups=groups)
     return ReportFigure(
         f"Merging weights of round {shown['round']}" if shown else "Merging weights",
         "heat map of merging weights: a row per client, a column per soup model",
         "A row shows of which of the server's models a client's personal model is merged, and in which shares. Clients "
         "with like rows share their models, so that they learn from each other; rows that are all alike mean one model "
         "for everybody.",
-        draw,
+        partial(plots.plot_weights, clients=weights["clients"], values=weights["values"], groups=groups),
     )
 
 

@@ -46,12 +46,10 @@ def read_object(path: Path) -> Line:
 def usage(run_dir: Path) -> tuple[str, str] | None:
     """The first client that has an exported model, and a few lines of Python that use it, from that model's card."""
     for card in filter(Path.is_file, sorted(run_dir.glob("adapters/[!.]*/README.md"))):
-        text = card.read_text(encoding="utf-8", errors="replace")
-        _, opening, rest = text.partition("```python\n")
+        _, opening, rest = card.read_text(encoding="utf-8", errors="replace").partition("```python\n")
         if opening:
-            code = rest.partition("\n```")[0]
             folder = f"{run_dir.name}/adapters/{card.parent.name}"
-            return card.parent.name, code.replace('"path/to/this/folder"', repr(folder))
+            return card.parent.name, rest.partition("\n```")[0].replace('"path/to/this/folder"', repr(folder))
     return None
 
 

@@ -157,8 +157,7 @@ def _events(events: Sequence[Line]) -> list[Line]:
     """Equal events of a client as one row with its rounds, in order of first appearance."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for line in events:
-        key = (line["event"], line.get("client", ""), line.get("reason", ""))
-        rounds.setdefault(key, []).append(line["round"])
+        rounds.setdefault((line["event"], line.get("client", ""), line.get("reason", "")), []).append(line["round"])
     return [
         {"event": event, "client": client, "reason": reason, "rounds": _few(numbers)}
         for (event, client, reason), numbers in rounds.items()

@@ -84,10 +84,10 @@ def _chain(folder: Path, report: Audit) -> digests.Chain:
     for round, flaw in chain.flaws:
         report.find(round, "", "chain", flaw)
     kept.files(folder, chain, report)
-    if not chain.lines:
+    if chain.lines:
+        report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
+    else:
         report.unchecked.append(f"digests: the run has no {digests.FILE}")
-        return chain
-    report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
     return chain
 
 
@@ -126,8 +126,7 @@ def _compare(
             return
         rows = splits.known(folder, config)
         with _replay(folder, here, before, reporter, base, rows.all) as replay:
-            since = _unchanged_since(replay, rows, report)
-            if since is None:
+            if (since := _unchanged_since(replay, rows, report)) is None:
                 return
             try:
                 if changed or not chain.lines:
@@ -156,15 +155,12 @@ def _why_not(folder: Path, config: Config, of_method: str) -> str:
         why = secrecy.missing(folder) if config.privacy.draws else ""
     except RunError as error:
         why = str(error)
-    if why:
-        return f"clients' training, server steps and scores: {why}"
-    return of_method
+    return f"clients' training, server steps and scores: {why}" if why else of_method
 
 
 def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> int | None:
     """The round after which the run was trained on the data as they are now; None where they have changed since."""
-    record = replay.experiment.record
-    if record is None or rows.own is None:  # the rows lie elsewhere
+    if (record := replay.experiment.record) is None or rows.own is None:  # the rows lie elsewhere
         return 0
     if changed := record.since(rows.own):
         report.unchecked.append(f"clients' training and scores: the data have changed since the run ({changed})")

@@ -67,8 +67,7 @@ def compare(replay: Replay, kept: Mapping[int, Saved], since: int, report: Audit
         )
     for round in (round for round in kept if round > since):
         replay.restore(kept[round])
-        known = score_line(comparable(replay.lines), round, config.eval.during)
-        if known is not None:
+        if (known := score_line(comparable(replay.lines), round, config.eval.during)) is not None:
             _compare_scores(replay, known, report)
 
 
@@ -96,8 +95,7 @@ def _compare_held(
     worst = 0.0
     for name in kept:
         now, then = _numbers(after[name]), _numbers(kept[name])
-        same_shape = now.numel() == then.numel()
-        off = float((now - then).norm()) if same_shape else math.inf
+        off = float((now - then).norm()) if now.numel() == then.numel() else math.inf
         was = before[name] if before[name].numel() == then.numel() else 0.0  # it remembered nothing yet
         way = float((then - was).norm())
         share = off / way if way else math.inf if off else 0.0
@@ -123,8 +121,7 @@ def _numbers(message: Message) -> Tensor:
 def _compare_scores(replay: Replay, known: Mapping[str, Any], report: Audit) -> None:
     """The scores of a kept checkpoint: the losses of each client, and the mean score."""
     split, tolerance = known["split"], _limits(replay.experiment.config).loss
-    scores = replay.scores(split)
-    if scores is None:
+    if (scores := replay.scores(split)) is None:
         return
     for client, loss in scores.losses.items():
         then = known["losses"].get(client)

@@ -18,12 +18,9 @@ class Finding:
 
 @dataclass
 class Audit:
-    """What was checked, in words; what differs; what could not be checked, and why.
-
-    Attributes:
-        drift: where nothing can be equal to the last bit, by "from-to" the distance from what the run has kept of the
-            round `to`, as a share of the way from round `from` to round `to`.
-    """
+    """What was checked, in words; what differs; what could not be checked, and why. `drift`: where nothing can be equal
+    to the last bit, by "from-to" the distance from what the run has kept of the round `to`, as a share of the way from
+    round `from` to round `to`."""
 
     checked: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)

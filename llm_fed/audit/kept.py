@@ -138,8 +138,7 @@ def checkpoints(folder: Path, chain: digests.Chain, report: Audit) -> dict[int, 
 
 def _compare(saved: Saved, chain: digests.Chain, report: Audit) -> None:
     """The server's state, uploads on their way, and memories of a checkpoint."""
-    round = saved.round
-    if round not in chain.states:
+    if (round := saved.round) not in chain.states:
         return
     if digests.digest(pack(saved.state["state"])) != chain.states[round]:
         report.find(round, "server", "checkpoint", "the server's state is not the one that the run had")

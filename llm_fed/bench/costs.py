@@ -75,8 +75,7 @@ def count_parameters(
     own."""
     state = method.init(server)
     held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
-    messages = {client: method.broadcast(state, client) for client in method.requested([*clients])}
-    if not messages:
+    if not (messages := {client: method.broadcast(state, client) for client in method.requested([*clients])}):
         at_server, down, up = (sum(counts) for counts in zip(*((p.server, p.down, p.up) for p in parents), strict=True))
         return Parameters(at_server, down, up, held)
     first, *_ = messages
@@ -126,9 +125,8 @@ def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
 def read_work(run_dir: Path, last_round: int | None = None) -> ClientWork:
     """What a finished run took per client that trains, up to and with `last_round` (default: all)."""
     requested, rounds, ends = (_lines(run_dir, kind, last_round) for kind in ("client", "round", "finish"))
-    steps = sum(line.get("steps", 0) for line in [*requested, *ends]) + sum(
-        line.get("server_steps", 0) for line in rounds
-    )
+    steps = sum(line.get("steps", 0) for line in [*requested, *ends])
+    steps += sum(line.get("server_steps", 0) for line in rounds)
     tokens, up = sum(line["tokens"] for line in [*rounds, *ends]), sum(line["bytes_up"] for line in requested)
     clients = _clients(run_dir, requested)
     return ClientWork(steps / clients, tokens / clients, up / clients, _seconds(run_dir, last_round) / clients)

@@ -75,6 +75,5 @@ def states_of_run(
         sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
     if config.start:
         start.give(config, method, sites.values(), base)
-    progress = restore(checkpoints.load(round), sites)
-    messages = Messages(method, progress.state, sites, config.transport)
+    messages = Messages(method, restore(checkpoints.load(round), sites).state, sites, config.transport)
     return succeeded(runtime.run({id: method.personalize(site, messages[id]) for id, site in sites.items()}))

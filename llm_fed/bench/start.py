@@ -58,8 +58,7 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
 
 def check(run: Run, sites: Sequence[Site], start: str) -> None:
     """Refuse to continue a run whose start is no longer what it was. UserError: the adapters there have changed."""
-    before = run.recall(_RECORD)
-    if before is not None and before["sha256"] != _digest(sites):
+    if (before := run.recall(_RECORD)) is not None and before["sha256"] != _digest(sites):
         raise UserError(
             f"the adapters in {start}, from which the run {run.folder} started, have changed since; put the old ones "
             "back to continue it, or start again with --fresh or another --out"
@@ -112,8 +111,7 @@ def _folders(start: Path) -> list[Path]:
             f"adapter.start={start} is a run that is not finished, so it has no adapters yet; finish it first, by "
             "the command that started it"
         )
-    folders = sorted(filter(_holds_adapter, (start / "adapters" if is_run else start).glob("[!.]*")))
-    if not folders:
+    if not (folders := sorted(filter(_holds_adapter, (start / "adapters" if is_run else start).glob("[!.]*")))):
         raise UserError(
             f"adapter.start={start} holds no adapter; give a finished run folder, a folder with one PEFT folder per "
             "client, or one PEFT folder"

@@ -71,8 +71,7 @@ def evaluate(
     words = [*(settings or [])]
     if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
         run_dir, words = None, [str(run_dir), *words]
-    alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
-    _check_what("eval", run_dir, base, alone)
+    _check_what("eval", run_dir, base, {"--adapter": adapter, "--task": task, "--data": data, "--template": template})
     if cross and run_dir is None:
         raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
@@ -225,8 +224,7 @@ def chat(
             import readline  # noqa: F401
     with ExitStack() as stack:
         if run_dir is not None:
-            folder = stack.enter_context(opened(run_dir, everybody=True, latest=True))
-            begun = chatting.of_run(folder, client)
+            begun = chatting.of_run(stack.enter_context(opened(run_dir, everybody=True, latest=True)), client)
         else:
             begun = chatting.of_base(str(base), adapter, template, dtype)
         begun.most, begun.sampling, begun.system = max_new_tokens, drawn, system

@@ -138,8 +138,7 @@ def _instead(text: str, arguments: list[str]) -> str:
     from llm_fed.settings import configfile, habits
     from llm_fed.settings.config import Config
 
-    match = re.match(r"No such (option|command):? '([^']+)'", text)
-    if match is None:
+    if (match := re.match(r"No such (option|command):? '([^']+)'", text)) is None:
         return ""
     what, name = match.groups()
     if what == "command":

@@ -259,5 +259,4 @@ def verdict(
 def _print_verdict(found: Verdict, lines: list[str], out_dir: Path | None, as_json: bool) -> None:
     from llm_fed.commands import finished
 
-    written = [finished.write(found, out_dir)] if out_dir else []
-    print_result(found.as_json(), [*lines, *written], as_json)
+    print_result(found.as_json(), [*lines, *([finished.write(found, out_dir)] if out_dir else [])], as_json)

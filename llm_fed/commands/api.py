@@ -103,11 +103,8 @@ class Result:
 
     def model(self, client: str) -> Personal | ImageModel | nn.Module:
         """A client's personal model: a language model has `generate` and `reply`, an image model classifies pictures,
-        and of a module that was given as base= it is a copy with the client's weights.
-
-        Raises:
-            UserError: the run has exported no model of this client.
-        """
+        and of a module that was given as base= it is a copy with the client's weights. UserError: the run has exported
+        no model of this client."""
         from llm_fed.export.load import load_client, load_image_model, load_own
         from llm_fed.kinds import Kind
         from llm_fed.runs.reading import exported
@@ -256,14 +253,8 @@ def resolve(
     start: str | Path | None = None,
     own: OwnObjects = NO_OBJECTS,
 ) -> Config:
-    """The configuration of a run in `out`, checked as far as possible without loading its data and base.
-
-    Args:
-        own: objects instead of names, which must be at hand.
-
-    Raises:
-        UserError: the first mistake.
-    """
+    """The configuration of a run in `out`, checked as far as possible without loading its data and base. UserError: the
+    first mistake. `own`: objects instead of names, which must be at hand."""
     from llm_fed.commands import section
 
     for word in words if own.settings is not None else ():
@@ -288,15 +279,12 @@ def default_folder(config: Given, resolved: Config) -> Path:
 
 
 def open_run(folder: str | Path, *, allow: Sequence[str] = (), base: Any = None) -> Result:
-    """Open a finished run by its folder.
+    """Open a finished run by its folder. UserError: it holds no finished run, or it names code that is not allowed.
 
     Args:
         base: what the run was given as base=, where that was an object; models are then used on it.
         allow: methods and tasks from outside llm_fed, as "module:Name", that the folder may name: their code is run
             where a model is loaded. Those that an installed package publishes as entry points need not be allowed.
-
-    Raises:
-        UserError: the folder holds no finished run, or it names code that is not allowed.
     """
     from llm_fed.runs.reading import adapter_folders, finished, read_config
 
@@ -349,9 +337,7 @@ def compare(
         draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
         jobs: how many runs are trained at a time; from two on each in a process of its own, without objects;
             `"ray"`: on the machines of a Ray cluster.
-        base: of all rows, as in `run`.
-        data: of all rows, as in `run`.
-        metric: of all rows, as in `run`.
+        base, data, metric: of all rows, as in `run`.
         others: as in `run`.
 
     Returns:
@@ -366,14 +352,12 @@ def compare(
     if others:
         _refuse(others, "compare")
     folder, own = Path(out), OwnObjects.of_rows(methods, base=base, data=data, metric=metric)
+    path = folder / "comparison.yaml" if isinstance(config, Mapping) else Path(config)
     if isinstance(config, Mapping):
         from llm_fed.commands import init
 
         tree = documents.plain(init.completed(config, [*own.words, *words, "method="], base, data))
-        path, text = folder / "comparison.yaml", documents.dump(tree)
-        write_result(path, text.encode())
-    else:
-        path = Path(config)
+        write_result(path, documents.dump(tree).encode())
     with given(own.given):
         rows = section.read_rows(path, words, own.labels, seeds, draws, own)
         rows.check()
@@ -394,7 +378,9 @@ def verdict(
     test_share: float | Mapping[str, float] | None = None,
     these_clients: bool = False,
 ) -> Verdict:
-    """Which differences of a table of scores are shown, whoever made the table: what `compare` says of its own.
+    """Which differences of a table of scores are shown, whoever made the table: what `compare` says of its own. The
+    verdict's `claims` is a frame with a line per pair: first, second, difference, low, high and shown; its `str()` is
+    the text. UserError: something is wrong with the table, or with a share.
 
     Args:
         frame: the columns row (a method, say), draw, client and score, in points of 100. A score that is not defined
@@ -404,13 +390,6 @@ def verdict(
         test_share: which part of its rows each client tests, or one number for all. Of `splits` it is needed with fewer
             than four clients, or with `these_clients`.
         these_clients: whether claims shall be about these clients alone, and not about others of the kind.
-
-    Returns:
-        The verdict. `claims` is a frame with a line per pair: first, second, difference, low, high and shown; `str()`
-        is the text.
-
-    Raises:
-        UserError: something is wrong with the table, or with a share.
     """
     from llm_fed.eval.verdict import Verdict
 

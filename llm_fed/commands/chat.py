@@ -54,17 +54,13 @@ class Chat:
         """Go on with a client's adapter, or with the base alone; the conversation begins anew. UserError: there is no
         such client, or its adapter cannot be read."""
         if client is None:
-            self._prompt = (
-                self._prompt
-                or self.base.prompt
-                or self._of_template("chat" if self.base.tokenizer.chat_template else None)
-            )
+            usual = "chat" if self.base.tokenizer.chat_template else None
+            self._prompt = self._prompt or self.base.prompt or self._of_template(usual)
             self._model = alone(replace(self.base, prompt=self._prompt))
         else:
             client = require("/client", client, self.adapters)
             model = load_client(self.adapters[client], self.base)
-            said = None if self.template else model.base.prompt
-            self._prompt = said or self._of_template(None)
+            self._prompt = (None if self.template else model.base.prompt) or self._of_template(None)
             self._model = replace(model, base=replace(model.base, prompt=self._prompt))
         self.client, self.said = client, []
 
@@ -132,8 +128,7 @@ def of_base(name: str, adapter: Path | None, template: str | None, dtype: str | 
     if adapter is None and template is None:
         base = replace(base, prompt=prompt_for(base, origin))
     folders = {adapter.resolve().name: adapter} if adapter else {}
-    client = next(iter(folders), None)
-    return Chat(base, folders, template and config.task.template, client=client)
+    return Chat(base, folders, template and config.task.template, client=next(iter(folders), None))
 
 
 def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
@@ -151,14 +146,11 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
         try:
             if word == "/quit":
                 return
-            if word == "/client" and rest:
-                chat.choose(rest.strip())
+            if word == "/base" or (word == "/client" and rest):
+                chat.choose(rest.strip() if word == "/client" else None)
                 _note(f"{chat.greeting}.")
             elif word == "/client":
                 _note(", ".join(chat.adapters) or "there are no adapters, only the base")
-            elif word == "/base":
-                chat.choose(None)
-                _note(f"{chat.greeting}.")
             elif word == "/system":
                 chat.system = rest.strip()
                 chat.said.clear()

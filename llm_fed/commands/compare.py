@@ -61,8 +61,7 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
                 if isinstance(job.outcome, str):
                     reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
                 _write(_fill(table, plan), out)
-        table.notes += _changed(plan)
-        table.notes += filter(None, [spent_together(plan.jobs())])
+        table.notes += filter(None, [*_changed(plan), spent_together(plan.jobs())])
         _write(_fill(table, plan), out)
         drawn = _drawn(table, out, plan.file.eval.during)
         table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]
@@ -143,8 +142,7 @@ def _trainings(
         if starts:
             reporter.note(f"{len(starts)} runs at a time, each in a process of its own with a log in {out / LOGS}")
         else:
-            ray = on_ray.cluster(len(waiting), plan.file.device, reporter.note)
-            starts = [stack.enter_context(ray)] * len(waiting)
+            starts = [stack.enter_context(on_ray.cluster(len(waiting), plan.file.device, reporter.note))] * len(waiting)
         runs = SideBySide(jobs, starts, out, begins)
         for job in stack.enter_context(closing(runs.trained())):
             log = runs.log(job)
@@ -160,8 +158,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     def parameters(job: Job, label: str) -> Parameters:
         if job in counted:
             return counted[job]
-        silent = Reporter(Console(quiet=True))
-        built = checked(job.config, silent, not job.begun, base=bases.of(job.config))
+        built = checked(job.config, Reporter(Console(quiet=True)), not job.begun, base=bases.of(job.config))
         metrics[label] = built.metric
         parents = [parameters(parent, label) for parent in job.parents.values()]
         counted[job] = count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
@@ -216,8 +213,7 @@ def _changed(plan: ComparisonPlan) -> list[str]:
         first: dict[str, Job] = {}  # by what says which rows are tested
         for label in plan.rows:
             job = plan.cells[label, seed]
-            task = repr((job.config.task, job.config.evaluation_seed))
-            other = first.setdefault(task, job)
+            other = first.setdefault(repr((job.config.task, job.config.evaluation_seed)), job)
             if isinstance(job.outcome, dict) and splits.tested_alike(job.folder, other.folder) is False:
                 return [
                     f"With seed {seed}, {other.shown} and {job.shown} were tested on other examples, as the data "

@@ -87,8 +87,7 @@ class ComparisonPlan:
     def _job(self, config: Config, folder: Path | None = None) -> Job:
         """The run of a configuration: the one that is planned already, or a new one."""
         config = replace(config, method=methods.canonical(config.method))
-        digest = _digest(configfile.as_dict(config))
-        if digest not in self._jobs:
+        if (digest := _digest(configfile.as_dict(config))) not in self._jobs:
             folder = folder or self._out / "needs" / f"{short(config.method['name'])}-{digest}-{config.seed_name}"
             folder = self._begun.get(digest, folder)
             shown = folder.relative_to(self._out).as_posix()

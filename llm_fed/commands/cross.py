@@ -44,8 +44,7 @@ def cross_scores(
     metric = finished(folder)["scores"].get("metric")  # of the run's own test
     same_rows = all(word.startswith(("eval.limit=", "eval.metric=")) for word in settings)
     alike = split == "test" and experiment.metric == metric and same_rows
-    base = read_examples(folder).get("base", {}) if alike else {}
-    found = cross.scored(experiment, plan, states, {}, base, split)
+    found = cross.scored(experiment, plan, states, {}, read_examples(folder).get("base", {}) if alike else {}, split)
     table = cross.as_json(experiment, plan, found, split)
     table["warnings"] = warnings_of(Scores({}), {}, {}, found)
     if unscored := [id for id, size in plan.sizes.items() if not size]:

@@ -104,8 +104,7 @@ def known_of(name: str) -> list[Examined]:
     """A finding per question about a base, from its configuration and tokenizer, before any weight is loaded; of a base
     that cannot be used one is not ok. UserError: there is no such folder or Hub model, or it is no causal language
     model."""
-    index = check_name(name)
-    config = config_of(name, index, None)
+    config = config_of(name, check_name(name), None)
     tokenizer, ends, _ = read_tokenizer(BaseConfig(name))
     try:
         with torch.device("meta"):  # layers and shapes without their numbers
@@ -168,8 +167,7 @@ def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     rows = len(cast(torch.Tensor, model.get_input_embeddings().weight))
-    without = sorted((id, token) for token, id in tokenizer.get_vocab().items() if id >= rows)
-    if not without:
+    if not (without := sorted((id, token) for token, id in tokenizer.get_vocab().items() if id >= rows)):
         return f"{len(tokenizer):,}, each with an embedding"
     names = ", ".join(f"{token!r} ({id})" for id, token in without[:4]) + (", ..." if len(without) > 4 else "")
     return (

@@ -59,8 +59,7 @@ def evaluate_run(folder: Path, *, split: str = "test", settings: Sequence[str] =
     config = scoring_config(folder, split, settings, reporter)
     experiment, states = reopen(folder, config, settings, reporter)
     rule = rule_line(experiment, best_rules(experiment, split), split)
-    found = {"base": _base(folder, experiment, split), "rule": rule}
-    known = {kind: line for kind, line in found.items() if line}
+    known = {kind: line for kind, line in {"base": _base(folder, experiment, split), "rule": rule}.items() if line}
     warnings = finished(folder).get("warnings", [])  # of the run's own test
     scores = _score(experiment, states, split).as_json()
     return {"method": config.method["name"], "scores": scores, **known, "warnings": warnings}
@@ -69,10 +68,9 @@ def evaluate_run(folder: Path, *, split: str = "test", settings: Sequence[str] =
 def _base(folder: Path, experiment: Experiment, split: str) -> dict[str, Any] | None:
     """The base's scores: those of the run where it was scored alike, else new ones if they are requested."""
     known = finished(folder).get("base")
-    if known and split == "test":
-        before = shared_by(read_config(folder), known["metric"])
-        if before == shared_by(experiment.config, experiment.metric):
-            return dict(known)
+    own = shared_by(experiment.config, experiment.metric)
+    if known and split == "test" and shared_by(read_config(folder), known["metric"]) == own:
+        return dict(known)
     summary = experiment.score_base(split) if experiment.scores_base else None
     return summary.as_json() if summary else None
 
@@ -82,8 +80,7 @@ def scoring_config(folder: Path, split: str, settings: Sequence[str], reporter: 
     a word is wrong, or there is no such split."""
     require("--split", split, SPLITS)
     config = lay_over(read_config(folder), settings, "the run folder")
-    keys = keys_of(settings, "the run folder")
-    if divided := [key for key in keys if key.startswith(_DIVIDES)]:
+    if divided := [key for key in keys_of(settings, "the run folder") if key.startswith(_DIVIDES)]:
         reporter.note(
             f"{' and '.join(divided)} divides only rows that the run does not know; the others stay in their splits"
         )
@@ -139,8 +136,7 @@ def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, 
 
 def alone_config(base: str, method: Mapping[str, Json]) -> Config:
     """The configuration of what is scored or merged without a run, before any word is laid over it."""
-    settings = {"name": base, "dtype": "float32"}
-    return from_dict({"base": settings, "task": {"name": "files"}, "method": dict(method)})
+    return from_dict({"base": {"name": base, "dtype": "float32"}, "task": {"name": "files"}, "method": dict(method)})
 
 
 def evaluate_adapter(
@@ -191,8 +187,7 @@ def evaluate_adapter(
         state, structure = nothing.state, nothing.structure
 
     def said() -> Prompt | None:
-        found = prompt_for(base, origin)
-        if found is None and "task.template" not in keys:
+        if (found := prompt_for(base, origin)) is None and "task.template" not in keys:
             reporter.note(
                 f"{adapter or base_name} does not name its prompt template, so {config.task.template} is used; "
                 "--template chooses another"
@@ -200,8 +195,7 @@ def evaluate_adapter(
         return found
 
     base, config, _ = base.as_said(config, said, keys)
-    own = structure.as_config()
-    experiment = prepare(replace(config, adapter=own), Reporter(), base=base, task=loaded)
+    experiment = prepare(replace(config, adapter=structure.as_config()), Reporter(), base=base, task=loaded)
     return _score(experiment, dict.fromkeys(experiment.clients, state), split if named else "test")
 
 
@@ -210,8 +204,7 @@ def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
     for key in keys:
         if key.startswith("task.") and not key.startswith(("task.path", "task.columns.", "task.bad_rows", *_OF_TEXT)):
             raise UserError(f"{key} does not apply to a single file of examples; give --task NAME")
-    path = Path(os.path.expanduser(config.task.path or ""))
-    client = examples_of(path, config.task)
+    client = examples_of(Path(os.path.expanduser(config.task.path or "")), config.task)
     return TaskData("files", "rouge1", {client.client: client})
 
 
@@ -254,8 +247,7 @@ def examples_of(path: Path, task: TaskConfig) -> ClientData:
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
-    summary = experiment.score(states, split)
-    if summary is None:
+    if (summary := experiment.score(states, split)) is None:
         raise UserError(
             f"no client has a {split} example to be scored on; with task.validation above 0 a validation split is held "
             "out of the training examples"

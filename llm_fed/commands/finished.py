@@ -50,8 +50,7 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
     groups: dict[str, dict[tuple[int, int], _FinishedRun]] = {}
     for run, label in zip(runs, _labels(values), strict=True):
         cell = run.config.federation_seed, run.config.training_seed
-        other = groups.setdefault(label, {}).setdefault(cell, run)
-        if other is not run:
+        if (other := groups.setdefault(label, {}).setdefault(cell, run)) is not run:
             raise UserError(
                 f"{run.folder} and {other.folder} have the same settings and the same seeds; give only one of them"
             )

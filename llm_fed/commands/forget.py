@@ -165,8 +165,7 @@ def _cost(folder: Path, others: Config) -> str:
     number = len(others.task.groups or ())
     clients = f"{number} {'client' if number == 1 else 'clients'}"
     parents = {parent.name: folder / "needs" / parent.name for parent in methods.build(others.method).parents}
-    works = [read_work(index) for index in [folder, *parents.values()] if is_finished(index)]
-    steps = sum(work.steps for work in works)
+    steps = sum(read_work(run).steps for run in [folder, *parents.values()] if is_finished(run))
     first = f"; the runs that it merges ({', '.join(parents)}) are trained first" if parents else ""
     return f"{others.rounds:,} rounds with {clients}, about {round(steps * number):,} steps of theirs in all{first}"
 
@@ -220,12 +219,11 @@ class _Others(Contents):
 def _lasting(config: Config, client: str) -> list[str]:
     """What has left the folder, of which nobody keeps a list."""
     rows = f", in {config.task.path}," if config.task.path else ""
-    trackers = [f"what {' and '.join(config.track.with_)} were told"] if config.track.with_ else []
     return [
         f"the rows of {client} themselves{rows} which this command does not touch",
         "adapters of this run, of any client, as all have learned from it: repositories of llm-fed push, folders of "
         "export, merge and join, and servers that have loaded one",
         "runs that began from this one (--from) or merge it, and tables of comparisons that name it",
-        *trackers,
+        *([f"what {' and '.join(config.track.with_)} were told"] if config.track.with_ else []),
         "copies and backups of the folder, and of its report",
     ]

@@ -107,9 +107,8 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         raise
     known = known or known_base.look_up(base, tell)
     named = configfile.section(ColumnsConfig, {**columns})
-    config = TaskConfig("files", str(path), columns=named, bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
-        data = tasks.load(config, 0)
+        data = tasks.load(TaskConfig("files", str(path), columns=named, bad_rows="skip", partition=partition), 0)
     reading, remarks, warnings = _seen(data)
     sample = survey.samples(data)
     template = "{prompt}" if reading.texts else _template(base, known)
@@ -163,8 +162,7 @@ def _draft_labelled(path: Path, given: UserChoices, base: str, known: KnownBase)
     columns, partition, chosen, labels = columns_of.decide_labelled(path, given)
     name = "regression" if are_numbers(labels) else "classification"
     named = configfile.section(ColumnsConfig, {**columns})
-    config = TaskConfig(name, str(path), columns=named, bad_rows="skip", partition=partition)
-    data = tasks.load(config, 0)
+    data = tasks.load(TaskConfig(name, str(path), columns=named, bad_rows="skip", partition=partition), 0)
     head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
     reading, remarks, warnings = _seen(data)
     examples = [*chain.from_iterable(survey.samples(data).values())]
@@ -320,9 +318,7 @@ def _rows(method: str, work: Workload) -> dict[str, list[str]]:
     method with `local`."""
     if method != ALONE:
         return {ALONE: [f"method={ALONE}"], method: []}
-    if work.clients == 1:
-        return {}
-    return {ALONE: [], **{other: [f"method={other}"] for other in RIVALS}}
+    return {} if work.clients == 1 else {ALONE: [], **{other: [f"method={other}"] for other in RIVALS}}
 
 
 def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
@@ -344,8 +340,7 @@ def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
 def about_sizes(data: TaskData) -> list[str]:
     """What should be known of federations of one client, and of clients with few examples or none."""
     lines = taking_part.only_one(list(data.everybody), [id for id, own in data.clients.items() if own.train])
-    few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
-    if few:
+    if few := {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}:
         each = [f"{name} ({count})" for name, count in sorted(few.items(), key=lambda item: item[1])]
         have = "has" if len(few) == 1 else "have"
         lines.append(

@@ -107,8 +107,7 @@ def _personal(
             )
     else:
         work = merged_from_pool(site, offered, examples, steps)
-    state, structure, recipe = succeeded(experiment.runtime.run({name: work}))[name]
-    return state, structure, recipe
+    return succeeded(experiment.runtime.run({name: work}))[name]
 
 
 def _alone(config: Config, structure: Lora, start: str | None) -> Config:

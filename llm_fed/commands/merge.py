@@ -167,16 +167,11 @@ def merge_adapters(
 
 
 def _config(
-    method: str,
-    parents: Parents,
-    base: str | None,
-    words: Sequence[str],
-    reporter: Reporter,
+    method: str, parents: Parents, base: str | None, words: Sequence[str], reporter: Reporter
 ) -> tuple[Config, Collection[str]]:
     """The configuration of the merge, and which of its settings were given explicitly."""
     kind = methods.merger(method)
-    name = base or common_base({option: parent.origin for option, parent in parents.items()})
-    if not name:
+    if not (name := base or common_base({option: parent.origin for option, parent in parents.items()})):
         raise UserError("neither adapter names its base; give --base NAME")
     runs = [parent.config for parent in reversed(parents.values()) if parent.config]
     keys = keys_of(words, "the method")

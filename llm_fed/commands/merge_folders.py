@@ -63,9 +63,8 @@ def merge_folders(
     of_each = {str(folder): weight for folder, weight in zip(folders, share, strict=True)}
     recipe: dict[str, Json] = {"method": method, **given, "weights": of_each}
     recipe |= {"lost": rounded(lost)} if lost else {}
-    contents = factor_folders.contents(merged, factor_folders.mean_head(parents, share), parents)
     files = {
-        **contents,
+        **factor_folders.contents(merged, factor_folders.mean_head(parents, share), parents),
         peft_folders.CARD: merge_card(location, recipe).encode(),
         **_beside(folders, origins, reporter),
     }

@@ -19,12 +19,9 @@ from llm_fed.settings.paths import public
 
 @dataclass(frozen=True)
 class OwnObjects:
-    """What stands instead of names, and what of it only this program can look up.
-
-    Attributes:
-        given: by key of the configuration and name there, the object; data are there as tasks of labelled texts, too.
-        rows: by label the method of a row, where the file does not say it.
-    """
+    """What stands instead of names, and what of it only this program can look up. `given`: by key of the configuration
+    and name there, the object; data are there as tasks of labelled texts, too. `rows`: by label the method of a row,
+    where the file does not say it."""
 
     words: tuple[str, ...] = ()  # settings that come before all others
     given: Mapping[tuple[str, str], Any] = field(default_factory=dict)
@@ -67,7 +64,8 @@ class OwnObjects:
     def of_rows(cls, methods: Mapping[str, Any] | Sequence[Any], **shared: Any) -> OwnObjects:
         """The arguments of `llm_fed.compare`; names in a sequence of methods are left to the file. UserError: one of
         them is nothing that can stand there, or two methods have one label."""
-        labelled = list(methods.items()) if isinstance(methods, Mapping) else [(_label(each), each) for each in methods]
+        called = [(each if isinstance(each, str) else _called(each), each) for each in methods]
+        labelled = list(methods.items()) if isinstance(methods, Mapping) else called
         rows: dict[str, OwnObjects] = {}
         names = {label for label, method in labelled if label is method}  # one of them may be that of a row of the file
         for label, method in labelled:
@@ -113,11 +111,6 @@ class OwnObjects:
 
 
 NO_OBJECTS = OwnObjects()
-
-
-def _label(method: Any) -> str:
-    """What a method is called in the table."""
-    return method if isinstance(method, str) else _called(method)
 
 
 def _called(thing: Any) -> str:

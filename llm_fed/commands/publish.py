@@ -53,8 +53,7 @@ class Publisher:
             for client, folder in folders.items():
                 if why := looked_at(folder)[0]:
                     raise UserError(f"vLLM cannot serve the adapter of {client}: {why}; see llm-fed serve")
-            copies = self.out or Place.parse(self.run).folder / "published"
-            known, target = self._known(), copies / str(round)
+            known, target = self._known(), (self.out or Place.parse(self.run).folder / "published") / str(round)
             names = {f"{client}@{round}": target / client for client in folders}
             for client, folder in folders.items():
                 copy = target / client / WEIGHTS
@@ -71,8 +70,7 @@ class Publisher:
         for name in names:
             self._ask("POST", "completions", model=name, prompt=".", max_tokens=1)
         for old in known:
-            found = _NAME.fullmatch(old)
-            if found and found[1] in folders and int(found[2]) < round:
+            if (found := _NAME.fullmatch(old)) and found[1] in folders and int(found[2]) < round:
                 self._ask("POST", "unload_lora_adapter", lora_name=old)
         return [*names]
 

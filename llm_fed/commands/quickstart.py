@@ -26,15 +26,13 @@ def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
     reporter, baselines = Reporter(), Baselines()
     results = {}
     for method in METHODS:
-        words = [f"seed={seed}", f"base.name={ASSETS / 'tiny-base'}"]
-        resolved = configfile.load(ASSETS / "quickstart.yaml", words)
+        resolved = configfile.load(ASSETS / "quickstart.yaml", [f"seed={seed}", f"base.name={ASSETS / 'tiny-base'}"])
         if method != resolved.method["name"]:
             resolved = configfile.from_dict({**configfile.as_dict(resolved), "method": {"name": method}})
         results[method] = experiment.train(
             resolved, folder / method, reporter=reporter, mode=Simulation(baselines=baselines)
         )
-    lines = read_records(folder / "fedmerge" / "metrics.jsonl")
-    weights = weights_after(lines, results["fedmerge"]["round"])
+    weights = weights_after(read_records(folder / "fedmerge" / "metrics.jsonl"), results["fedmerge"]["round"])
     assert weights is not None  # FedMerge reports them every round
     groups = [f"group {synthetic.group(client) + 1}" for client in weights["clients"]]
     plot_weights(folder / "merging_weights.png", weights["clients"], weights["values"], groups=groups)

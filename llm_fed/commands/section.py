@@ -74,13 +74,12 @@ def read_rows(
             raise UserError(f"{word} is no setting of a run; give --seeds or --methods, or change it in {path}")
         if key in ("method", "method.name", "seed"):
             raise UserError(f"{word} would make all rows the same; give --methods and --seeds instead")
-    section = read_section(path)
-    of_file = section.rows
+    of_file, seeds_of_file = read_section(path)
     if not (of_file or chosen):
         raise UserError(f"{path} has no compare section; say what to compare, e.g. --methods local,fedit,fedmerge")
     words = [*own.words, *words]
     file = own.laid_over(configfile.load(path, words))
-    seeds = list(dict.fromkeys(range(draws) if draws else seeds or section.seeds or [file.seed]))
+    seeds = list(dict.fromkeys(range(draws) if draws else seeds or seeds_of_file or [file.seed]))
     rows = {
         name: list(own.rows[name].words) if name in own.rows else of_file.get(name, [f"method={name}"])
         for name in chosen or of_file
@@ -114,16 +113,9 @@ def _check_drawn(config: Config) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Section:
-    """The `compare` section of a file; empty without one."""
-
-    rows: dict[str, list[str]]  # label -> words
-    seeds: list[int]
-
-
-def read_section(path: str | Path) -> Section:
-    """The `compare` section of a file. UserError: the file cannot be read, or the section is not as it should be."""
+def read_section(path: str | Path) -> tuple[dict[str, list[str]], list[int]]:
+    """The `compare` section of a file: by label the words of each row, and the seeds; empty without one. UserError: the
+    file cannot be read, or the section is not as it should be."""
     section = plain(configfile.read(path).get("compare", {}))
     example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
     if not isinstance(section, dict):
@@ -142,7 +134,7 @@ def read_section(path: str | Path) -> Section:
             raise UserError(f"{path}: row {label!r} has a seed, but all rows have those of compare.seeds or --seeds")
     if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
         raise UserError(f"{path}: compare.seeds is {seeds!r}; it takes a list of whole numbers")
-    return Section({str(label): words for label, words in rows.items()}, seeds)
+    return {str(label): words for label, words in rows.items()}, seeds
 
 
 @contextmanager

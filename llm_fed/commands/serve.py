@@ -53,8 +53,7 @@ class _Body(BaseModel):
 
     @property
     def stops(self) -> list[str]:
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [text for text in given if text]
+        return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
 
     def wanted(self, likeliest: int | None, most: int | None = None) -> Wanted:
         """UserError where it asks for what is not there."""
@@ -139,8 +138,7 @@ class Writing:
         if self.chat and THINK.startswith(self.text):
             return ""
         begun = (n for stop in self.stops for n in range(1, len(stop)) if self.text.endswith(stop[:n]))
-        safe = min(len(self.text.rstrip("\ufffd")), len(self.text) - max(begun, default=0))
-        return self._release(safe)
+        return self._release(min(len(self.text.rstrip("\ufffd")), len(self.text) - max(begun, default=0)))
 
     def _release(self, until: int) -> str:
         new, self.sent = self.text[self.sent : until], max(self.sent, until)
@@ -175,11 +173,7 @@ class Writing:
 
 
 class Routes:
-    """The routes of one server.
-
-    Attributes:
-        key: what a request must bring; empty: nothing.
-    """
+    """The routes of one server. `key`: what a request must bring; empty: nothing."""
 
     def __init__(self, server: ModelServer, key: str):
         self.server, self.key, self.born = server, key, int(time.time())
@@ -207,8 +201,7 @@ class Routes:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         try:
-            likeliest = (body.top_logprobs or 0) if body.logprobs else None
-            wanted = body.wanted(likeliest, body.max_completion_tokens)
+            wanted = body.wanted((body.top_logprobs or 0) if body.logprobs else None, body.max_completion_tokens)
             return await self._answer(request, body, [body.turns()], wanted, chat=True)
         except UserError as error:
             return _error(400, str(error))

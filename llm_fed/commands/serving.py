@@ -53,12 +53,8 @@ class Served:
 
 
 class ModelServer:
-    """The personal models of one or several runs of one base, and the base alone.
-
-    Attributes:
-        models: by name.
-        waiting: answers that no batch has taken in yet, by batch.
-    """
+    """The personal models of one or several runs of one base, and the base alone, by name (`models`). `waiting`:
+    answers that no batch has taken in yet, by batch."""
 
     def __init__(self, base: Language, models: Mapping[str, Personal], rows: int, queue: int):
         """`rows` of a batch at most, and at most `queue` answers that wait."""
@@ -210,5 +206,4 @@ def _base(base: Language, models: Mapping[str, Personal]) -> Personal:
     first = next(iter(models.values()))
     if first.structure.gate == "mix":  # its weights come from the adapter's own memory
         return alone(replace(base, prompt=first.base.prompt))
-    state = base.draw(first.structure, generator(0))
-    return Personal(replace(base, prompt=first.base.prompt), state, first.structure)
+    return Personal(replace(base, prompt=first.base.prompt), base.draw(first.structure, generator(0)), first.structure)

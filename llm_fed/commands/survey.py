@@ -73,8 +73,7 @@ def samples(data: TaskData) -> dict[str, list[Example]]:
 
 def number(data: TaskData) -> int:
     """How many examples there are."""
-    clients = data.clients.values()
-    return sum(len(client.train) + len(client.validation) + len(client.test) for client in clients)
+    return sum(len(client.train) + len(client.validation) + len(client.test) for client in data.clients.values())
 
 
 def lengths(
@@ -129,7 +128,6 @@ def repeated(data: TaskData) -> dict[str, int]:
 
 def sizes(data: TaskData) -> list[int]:
     """How many training examples each client has that has any, the smallest first. UserError: none has any."""
-    counts = sorted(len(client.train) for client in data.clients.values() if client.train)
-    if not counts:
+    if not (counts := sorted(len(client.train) for client in data.clients.values() if client.train)):
         raise UserError("no client has a training example; add some")
     return counts

@@ -124,30 +124,20 @@ class Costs:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is about to do.
-
-    Attributes:
-        lines: for people, by their label.
-        reached: the round after which it goes on; 0: it begins.
-        complete: whether it has ended already.
-        example_counts: by split, over the clients that have any; empty where the clients' data are not here.
-        parameters: that each client holds and trains.
-        total_steps: of a client in the whole run, on the mean; 0 where that is not known.
-        own_steps: of these the ones after the last round.
-        parents: the plans of the runs that it merges, where costs are requested.
-    """
+    """What a run is about to do."""
 
     method: str
-    lines: Mapping[str, str]
+    lines: Mapping[str, str]  # for people, by their label
     rounds: int
-    reached: int
-    complete: bool
+    reached: int  # the round after which it goes on; 0: it begins
+    complete: bool  # whether it has ended already
+    # By split, over the clients that have any; empty where the clients' data are not here.
     example_counts: Mapping[str, CountSummary]
-    parameters: CountSummary
-    total_steps: int = 0
-    own_steps: int = 0
+    parameters: CountSummary  # that each client holds and trains
+    total_steps: int = 0  # of a client in the whole run, on the mean; 0 where that is not known
+    own_steps: int = 0  # of these the ones after the last round
     costs: Costs | None = None
-    parents: tuple[RunPlan, ...] = field(default=(), repr=False)
+    parents: tuple[RunPlan, ...] = field(default=(), repr=False)  # of runs that it merges, where costs are requested
 
     def rows(self) -> dict[str, str]:
         """Lines for people, by their label; of a run that goes on what may have changed."""

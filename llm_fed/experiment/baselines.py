@@ -128,8 +128,7 @@ def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRul
         train = None
         if site is experiment.server:  # one model for all is tested there: the rule is made of all clients' answers
             train = list(chain.from_iterable(texts_of(client.train) for client in experiment.clients.values()))
-        rule = rule_of(site, experiment.metric, limit, split, train)
-        if rule and not math.isnan(rule.score):
+        if (rule := rule_of(site, experiment.metric, limit, split, train)) and not math.isnan(rule.score):
             rules[id] = rule
     return rules
 

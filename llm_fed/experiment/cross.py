@@ -27,21 +27,13 @@ MOST_EXAMPLES = 50  # of a client that `auto` asks; an interval hardly needs mor
 
 @dataclass(frozen=True)
 class CrossPlan:
-    """Which cross table a run makes.
+    """Which cross table a run makes."""
 
-    Attributes:
-        clients: in the table; empty where there is none.
-        sizes: how many examples each of them has there.
-        of: how many clients could have been in it.
-        limit: most examples of a client; None: all.
-        why: why there is none, in words; may be empty.
-    """
-
-    clients: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    of: int = 0
-    limit: int | None = None
-    why: str = ""
+    clients: tuple[str, ...] = ()  # in the table; empty where there is none
+    sizes: Mapping[str, int] = field(default_factory=dict)  # how many examples each of them has there
+    of: int = 0  # how many clients could have been in it
+    limit: int | None = None  # most examples of a client; None: all
+    why: str = ""  # why there is none, in words; may be empty
 
     @property
     def answers(self) -> int:

@@ -34,8 +34,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     )  # fmt: skip
     now["base"] = experiment.base.source.as_json()
     labels = {"labels": list(experiment.base.labels)} if experiment.base.labels else {}
-    recorded = run.recall("environment.json") if run.continues else None
-    if recorded is None:
+    if (recorded := run.recall("environment.json") if run.continues else None) is None:
         if config.privacy.draws:
             now["secret"] = run.secret.mark
         run.remember("environment.json", now | labels)
@@ -45,10 +44,9 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
             f"{run.folder}: the run began with the labels {begun}, and the data have {labels.get('labels')} now, so "
             "its heads would mean something else; give the rows their labels back, or start again with --fresh"
         )
-    before = recorded
-    experiment.runtime.clients_per_pass = now["clients_per_pass"] = before["clients_per_pass"]
-    changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if key != "base" and before.get(key) != now[key]]
-    if changed:
+    experiment.runtime.clients_per_pass = now["clients_per_pass"] = recorded["clients_per_pass"]
+    different = (key for key in now if key != "base" and recorded.get(key) != now[key])
+    if changed := [f"{key} {recorded.get(key)} -> {now[key]}" for key in different]:
         reporter.note(
             f"this run began in another environment ({'; '.join(changed)}), so results may differ in the last bits"
         )

@@ -73,8 +73,7 @@ def facts_of(progress: Progress) -> dict[str, Any]:
 
 def _remembered(experiment: Experiment) -> dict[str, dict[str, Any]]:
     """By client the rows that it remembers."""
-    sites = experiment.trainers.items()
-    return {id: dict(site.memory.rows) for id, site in sites if isinstance(site.memory, Memory)}
+    return {id: dict(site.memory.rows) for id, site in experiment.trainers.items() if isinstance(site.memory, Memory)}
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -144,11 +143,10 @@ def deliver(
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
-        warnings = warned.get("warnings", ())
         beside: Mapping[str, Mapping[str, float]] = summary.beside if summary else {}
         if before := rows.get("base", {}).get("beside", {}).get(ABILITY):
             beside = {**beside, f"{ABILITY} before training": before["clients"]}
-        found = contents(experiment, sites, personal, scores, config_text, spent, warnings, beside)
+        found = contents(experiment, sites, personal, scores, config_text, spent, warned.get("warnings", ()), beside)
         write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
     return write_summary(experiment, run, record, round, **facts, **warned)
 
@@ -186,10 +184,7 @@ def _score_after(experiment: Experiment, run: Run, personal: Mapping[str, Messag
     """Score what was done after the last round on the split that is scored in training, as its curve ends before. A
     line of its own kind, since no round has this score."""
     during = run.config.eval.during
-    if not after or during == "test":
-        return
-    summary = experiment.score(personal, during)
-    if summary:
+    if after and during != "test" and (summary := experiment.score(personal, during)):
         run.log({"kind": "after", "round": round, "split": during, "what": after, **summary.as_json()})
 
 

@@ -49,8 +49,7 @@ class Job:
         check_unlinked(self.folder)
         if self.folder.exists():
             with Run(self.folder, self.config, contents=self.contents) as run:
-                done = run.summary()
-                if done is not None:
+                if (done := run.summary()) is not None:
                     inputs.check_finished(run.folder, run.config, run.contents)
                 self.outcome = "" if done is None or lacks_exports(run) else done
 

@@ -39,38 +39,27 @@ At = int | str
 
 @dataclass(frozen=True)
 class RoundModels:
-    """The models of a run after a round.
+    """The models of a run after a round."""
 
-    Attributes:
-        experiment: of the run's configuration; its sites are as they are after the round.
-        states: by client (or the server, where it is tested) its personal model.
-    """
-
-    experiment: Experiment
+    experiment: Experiment  # of the run's configuration; its sites are as they are after the round
     round: int
-    states: Mapping[str, State]
+    states: Mapping[str, State]  # by client (or the server, where it is tested) its personal model
 
 
 @contextmanager
 def opened(
-    named: str | Path,
-    clients: Sequence[str] = (),
-    *,
-    everybody: bool = False,
-    latest: bool = False,
+    named: str | Path, clients: Sequence[str] = (), *, everybody: bool = False, latest: bool = False
 ) -> Iterator[Path]:
     """A folder with the personal models of a run, or of a round of it. That of a round is a folder for the moment, and
     looks like that of a run which ended there; the run's own is not changed, and may be written to meanwhile.
+    UserError: the folder is no run, or the round is not there. RunError: its checkpoint is damaged, or a client could
+    not finish.
 
     Args:
         named: RUN, RUN@ROUND or RUN@best.
         clients: whose models are wanted; otherwise those that the run exports.
         everybody: whether the models of all clients are wanted, whatever `export.clients` says.
         latest: whether of a run that is not finished the models of its newest checkpoint are meant.
-
-    Raises:
-        UserError: the folder is no run, or the round is not there.
-        RunError: its checkpoint is damaged, or a client could not finish.
     """
     location = Place.parse(named)
     folder, reporter = location.folder, Reporter()
@@ -101,8 +90,7 @@ def models_at(folder: Path, at: At, reporter: Reporter | None = None) -> RoundMo
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal models are on the clients' machines")
     _round(folder, config, at)  # before anything is loaded
-    rows = splits.known(folder, config)
-    experiment = prepare(config, Reporter(Console(quiet=True)), known=rows.all)
+    experiment = prepare(config, Reporter(Console(quiet=True)), known=splits.known(folder, config).all)
     with signs.part("the models of a round"):
         saved = _saved(folder, config, at)
         progress = restore(saved, experiment.clients, experiment.server)

@@ -50,7 +50,8 @@ def train(
     ending: Ending | None = None,
     goes_on: bool = False,
 ) -> dict[str, Any]:
-    """Run a federation or a merge, or continue it, to its end.
+    """Run a federation or a merge, or continue it, to its end. Returns the content of `summary.json`: the test scores,
+    and which round they belong to. UserError, RunError: see `Run`, `prepare`, `federate` and the mode.
 
     Args:
         base: the configured base, where it is loaded already.
@@ -59,12 +60,6 @@ def train(
             `folder`).
         ending: how the user may end it before its last round.
         goes_on: whether a run that has ended so, or by `stop.patience`, goes on.
-
-    Returns:
-        The content of `summary.json`: the test scores, and which round they belong to.
-
-    Raises:
-        UserError, RunError: see `Run`, `prepare`, `federate` and the mode.
     """
     reporter, mode, ending = reporter or Reporter(), mode or Simulation(), ending or Ending()
     mode.check(config, folder)
@@ -89,8 +84,7 @@ def train(
         begins = not run.continues or not holds_results(folder)
         rows = splits.known(folder, run.config, begins=begins, parents=mode.parents, given=mode.known)
         secret = run.secret if run.config.privacy.clip is not None else None
-        given = mode.given(run.config, rows.all)
-        experiment = checked(run.config, reporter, begins, base=base, secret=secret, **given)
+        experiment = checked(run.config, reporter, begins, base=base, secret=secret, **mode.given(run.config, rows.all))
         run.config = config = replace(experiment.config, rounds=run.config.rounds)
         if run.reached:
             extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
@@ -129,20 +123,14 @@ def checked(config: Config, reporter: Reporter, begins: bool, **given: Any) -> E
     if begins:
         unused.check(config)
     built = prepare(config, reporter, **given)
-    if built.config.stop.patience is not None:
-        check_scored(built)
+    check_scored(built)
     if begins:
         built.base.check_names(config.adapter)
     return built
 
 
 def dry_run(
-    config: Config,
-    folder: Path,
-    *,
-    fresh: bool = False,
-    reporter: Reporter | None = None,
-    base: Kind | None = None,
+    config: Config, folder: Path, *, fresh: bool = False, reporter: Reporter | None = None, base: Kind | None = None
 ) -> announce.RunPlan:
     """What `train` would do with the same arguments, with what it would cost; nothing is trained or written. UserError,
     RunError: as `train` before its first round."""
@@ -174,8 +162,7 @@ def join_launch() -> AbstractContextManager[Any] | None:
     """At rank 0 of a launch the other ranks, who work for it within. A rank above 0 does its share of what rank 0 runs
     until that ends, and returns None. UserError, RunError: the processes do not find each other; rank 0 ended with an
     error."""
-    channel = connect()
-    if not channel or not channel.rank:
+    if not (channel := connect()) or not channel.rank:
         return other_ranks() or nullcontext()
     quiet()
     logging.getLogger("llm_fed").setLevel(logging.ERROR)  # rank 0 warns of the same

@@ -52,18 +52,12 @@ class ShownExample:
 
 @dataclass(frozen=True)
 class ShownData:
-    """What the clients have.
-
-    Attributes:
-        example_counts: by split, over the clients that have any.
-        left_out: by split, examples that are longer than `task.max_length` tokens.
-        note: what was left out or not read as it stands, in words; may be empty.
-    """
+    """What the clients have."""
 
     examples: list[ShownExample]
-    example_counts: dict[str, CountSummary]
-    left_out: dict[str, int]
-    note: str
+    example_counts: dict[str, CountSummary]  # by split, over the clients that have any
+    left_out: dict[str, int]  # by split, examples that are longer than `task.max_length` tokens
+    note: str  # what was left out or not read as it stands, in words; may be empty
     tokenizer: PreTrainedTokenizerBase
 
     def as_json(self) -> dict[str, Json]:

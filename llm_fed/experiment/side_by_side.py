@@ -221,14 +221,12 @@ def _end_with_parent() -> None:
 def shares(jobs: int, processes: int, base: int, device: torch.device, divided: bool) -> list[dict[str, str]]:
     """The variables that so many processes get, which then keep to an equal part of the cores and of the memory, or to
     a GPU of their own. Each takes as much memory as this one, which has loaded a base and gives it back.
+    UserError: they do not fit; how many would.
 
     Args:
         jobs: how many were requested.
         base: bytes of its weights.
         divided: whether one run takes all GPUs (`base.device_map`).
-
-    Raises:
-        UserError: they do not fit; how many would.
     """
     here, free = psutil.Process().memory_full_info().uss, cgroups.free_for_all() + base * (device.type == "cpu")
     if processes * here > free:

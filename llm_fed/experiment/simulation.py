@@ -53,8 +53,7 @@ class Simulation:
 
     def check(self, config: Config, folder: Path) -> None:
         """Refuse what cannot be done, before the folder is looked at."""
-        ranks = other_ranks()
-        if ranks and config.base.device_map:
+        if (ranks := other_ranks()) and config.base.device_map:
             raise UserError(
                 f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
                 "leave it out"
@@ -84,8 +83,7 @@ class Simulation:
             models.check_names(named, experiment.scored)
         if run.continues:
             with signs.part("reading the files of data and base"):
-                base = as_dict(run.config)["base"]
-                inputs.check_base(run.folder, base, inputs.read(run.folder), run.contents)
+                inputs.check_base(run.folder, as_dict(run.config)["base"], inputs.read(run.folder), run.contents)
         for line in taking_part.notes(experiment):
             reporter.note_once(line)
         if ranks := other_ranks():

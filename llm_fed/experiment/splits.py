@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownRows:
-    """The rows that a run knows.
+    """The rows that a run knows."""
 
-    Attributes:
-        own: from its own folder; None: it begins.
-        all: with those of the runs that it starts from.
-        folder: its own; None: it begins.
-    """
-
-    own: Record | None = None
-    all: Record | None = None
-    folder: Path | None = None
+    own: Record | None = None  # from its own folder; None: it begins
+    all: Record | None = None  # with those of the runs that it starts from
+    folder: Path | None = None  # its own; None: it begins
 
 
 def recall(folder: Path) -> Record | None:
@@ -66,15 +60,13 @@ def known(
     parents: Mapping[str, Path] | None = None,
     given: Record | None = None,
 ) -> KnownRows:
-    """What the run in a folder knows: by itself, by the runs that it merges, and by that of `adapter.start`.
+    """What the run in a folder knows: by itself, by the runs that it merges, and by that of `adapter.start`. RunError:
+    a record is damaged.
 
     Args:
         begins: whether nothing that lies in the folder counts.
         parents: by the name of a parent its folder (default: `folder/needs/<name>`).
         given: what the run knows for which this one is trained.
-
-    Raises:
-        RunError: a record is damaged.
     """
     own = None if begins else recall(folder)
     origin = config.start

@@ -40,15 +40,12 @@ def watch(
     examples: Mapping[str, Examples],
 ) -> dict[str, Any]:
     """What summary.json says under `warnings` and `unchecked`; writes these files of the run, and cross.json and
-    test_scores.jsonl.
+    test_scores.jsonl. RunError: the disk is full.
 
     Args:
         personal: the models that are tested, by client.
         summary: their scores, with those of single examples.
         facts, examples: of `Baselines.score`.
-
-    Raises:
-        RunError: the disk is full.
     """
     if summary is None:
         for name in (CROSS, EXAMPLES, WARNINGS):
@@ -124,8 +121,7 @@ def local_scores(run: Run) -> tuple[Scores | None, list[str]]:
     """The scores of a run of `local` on the same data beside this one; without any a line on how to get them."""
     if run.config.method["name"] == "local":
         return None, []
-    folder = local_beside(run.folder, alike=False)
-    if folder is None:
+    if (folder := local_beside(run.folder, alike=False)) is None:
         return None, [NO_LOCAL]
     summary = read_object(folder / "summary.json")  # which `local_beside` has read
     return Scores(summary["scores"].get("clients", {}), read_examples(folder).get("own", {})), []

@@ -62,14 +62,8 @@ def rounds_in(folder: Path) -> list[int]:
 
 
 class Checkpoints:
-    """The checkpoints of one run folder; there is one writer (the run holds a lock).
-
-    Args:
-        beside: whether they are only read, and another process may write to them (`RowStore`).
-
-    Attributes:
-        store: the run's rows.
-    """
+    """The checkpoints of one run folder; there is one writer (the run holds a lock). `beside`: whether they are only
+    read, and another process may write to them (`RowStore`). `store`: the run's rows."""
 
     def __init__(self, folder: Path, *, beside: bool = False):
         check_unlinked(folder)
@@ -179,14 +173,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, and of a run which round of it.
-
-    Attributes:
-        round: its number or `BEST`; None: what the run has exported.
-    """
+    """A folder, and of a run which round of it."""
 
     folder: Path
-    round: int | str | None = None
+    round: int | str | None = None  # its number or `BEST`; None: what the run has exported
 
     @classmethod
     def parse(cls, text: str | Path) -> Place:

@@ -112,8 +112,7 @@ class Digests:
 
     def sent(self, messages: Mapping[str, bytes]) -> None:
         """Take down what the clients of this round are sent; many are sent the same bytes, which are hashed once."""
-        known = {id(data): data for data in messages.values()}
-        digests = {key: digest(data) for key, data in known.items()}
+        digests = {key: digest(data) for key, data in {id(data): data for data in messages.values()}.items()}
         self._sent = {client: digests[id(data)] for client, data in messages.items()}
 
     @property
@@ -126,8 +125,7 @@ class Digests:
     ) -> None:
         """Write a round's line. `memories`: of those who were asked, and of the server. `due`: whether this round was
         to be scored."""
-        held = {id: of_memory(own) for id, own in memories.items()}
-        who = {"sent": self._sent, "uploads": uploads, "memory": held}
+        who = {"sent": self._sent, "uploads": uploads, "memory": {id: of_memory(own) for id, own in memories.items()}}
         self._append({"kind": "round", "round": round, **who, "state": digest(pack(state)), "due": due})
         self._sent = {}
 
@@ -145,16 +143,11 @@ class Digests:
 
 @dataclass(frozen=True)
 class Chain:
-    """digests.jsonl as it was read.
-
-    Attributes:
-        flaws: (round, what is wrong) with the chain itself or with metrics.jsonl.
-        digest: of the file.
-    """
+    """digests.jsonl as it was read."""
 
     lines: list[dict[str, Any]]
-    flaws: list[tuple[int, str]]
-    digest: str = ""
+    flaws: list[tuple[int, str]]  # (round, what is wrong) with the chain itself or with metrics.jsonl
+    digest: str = ""  # of the file
 
     @property
     def rounds(self) -> dict[int, dict[str, Any]]:

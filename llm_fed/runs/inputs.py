@@ -100,8 +100,7 @@ def translated(saved: dict[str, Any], recorded: Mapping[str, Files], config: Con
     for key, files in recorded.items():
         if key not in KEYS or now.get(key) == before.get(key):
             continue
-        own = contents.named(key, now.get(key), now["base.revision"])
-        if own is not None and not difference(files, own):
+        if (own := contents.named(key, now.get(key), now["base.revision"])) is not None and not difference(files, own):
             _put(saved, key, now[key])
             if key == "base.name":
                 _put(saved, "base.revision", now["base.revision"])

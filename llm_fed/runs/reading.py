@@ -113,8 +113,7 @@ def shares_of(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
     """The exported adapter of each client of a finished run that has one."""
-    done = finished(folder)
-    if done.get("adapters") == HERE:
+    if finished(folder).get("adapters") == HERE:
         return {path.name: path for path in sorted(folder.iterdir()) if (path / "README.md").is_file()}
     partial = re.compile(r"\..*\.(partial|replaced)")  # what a killed export may have left
     return {path.name: path for path in sorted(folder.glob("adapters/*")) if not partial.fullmatch(path.name)}
@@ -132,8 +131,7 @@ def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal adapters are on the clients' machines")
     whose = f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}" if missing else "anybody"
-    requested = read_config(folder).export.clients
-    if requested == "all":
+    if (requested := read_config(folder).export.clients) == "all":
         raise UserError(f"{folder} has no personal adapter of {whose} any more; llm-fed run --fresh makes them again")
     again = shlex.join(["llm-fed", "run", f"{folder}/config.yaml", "export.clients=all", "--out", str(folder)])
     raise UserError(

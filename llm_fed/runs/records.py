@@ -81,8 +81,7 @@ def check_beginning(path: Path, mark: int, expected: str | None = None) -> int:
     file is shorter now, or holds something else there. `expected`: what `digest` said of them, where it was kept."""
     if path.exists() and not path.is_file():
         raise RunError(f"{path} is damaged: it is no file; put it back as it was, or start again with --fresh")
-    length = path.stat().st_size if path.exists() else 0
-    if length < mark:
+    if (length := path.stat().st_size if path.exists() else 0) < mark:
         raise RunError(
             f"{path} has {length} bytes, but {mark} when the checkpoint was written: it was truncated. Start again "
             "with --fresh."

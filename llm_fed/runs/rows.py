@@ -39,8 +39,7 @@ class RowStore:
     def saved(self, name: str) -> StoredRow:
         """The row whose file has this name, which is read when it is needed. OSError: the file is missing or cannot be
         read. WireError: it is damaged."""
-        data = self._read(name)
-        return StoredRow(self, data if self._beside else None, name)
+        return StoredRow(self, self._read(name) if self._beside else None, name)
 
     def sync(self) -> None:
         """Bring all files that have been written safely to the disk, with their names."""

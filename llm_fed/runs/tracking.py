@@ -45,29 +45,19 @@ _WORDS = {  # parts of a round, and what is said of them
 @dataclass
 class Pace:
     """Where a run is, and how long its rounds will take by those that this session has trained; nothing is known before
-    the first of them, or of what comes after the last round. Other threads may read it at any time.
-
-    Attributes:
-        number: of the round; 0 before the first.
-        done: the last round that has been trained.
-        loss: the last one that is known.
-        parts: of the work, the innermost last; a tuple, as it may be read while it is changed.
-        step, answers: of this part.
-        trained: rounds of this session.
-        began, last: when the first of them began, and the last one had been trained.
-    """
+    the first of them, or of what comes after the last round. Other threads may read it at any time."""
 
     rounds: int = 0
-    number: int = 0
+    number: int = 0  # of the round; 0 before the first
     inside: bool = False  # a round
-    done: int = 0
-    loss: float | None = None
-    parts: tuple[str, ...] = ()
-    step: str = ""
-    answers: int = 0
-    trained: int = 0
-    began: float = 0.0
-    last: float = 0.0
+    done: int = 0  # the last round that has been trained
+    loss: float | None = None  # the last one that is known
+    parts: tuple[str, ...] = ()  # of the work, the innermost last; a tuple, as it may be read while it is changed
+    step: str = ""  # of this part
+    answers: int = 0  # of this part
+    trained: int = 0  # rounds of this session
+    began: float = 0.0  # when the first of them began
+    last: float = 0.0  # when the last of them had been trained
 
     def where(self) -> str:
         """What is being done, in words."""
@@ -381,5 +371,4 @@ class Watch:
 
     def record(self) -> dict[str, Json]:
         """Seconds of the round so far, and of each part; and the time of day."""
-        seconds = round(time.perf_counter() - self.start, 4)
-        return {"seconds": seconds, "parts": self.parts, "ended": time_of_day()}
+        return {"seconds": round(time.perf_counter() - self.start, 4), "parts": self.parts, "ended": time_of_day()}

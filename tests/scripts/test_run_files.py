@@ -54,7 +54,7 @@ def test_a_file_and_each_of_its_rows_resolve_to_what_they_say(name):
     """A file without rows is a configuration; as a run saves it, it is the same one."""
     config = checked(name, [])
     assert config == from_dict(as_dict(config))
-    rows = section.read_section(FOLDER / name).rows
+    rows, _ = section.read_section(FOLDER / name)
     if rows:
         every.passes(rows, lambda label: row_is_what_its_label_says(name, label, rows[label]))
 
@@ -94,6 +94,6 @@ def row_is_what_its_label_says(name: str, label: str, words: list[str]) -> None:
 
 def test_ifca_is_compared_on_the_quickstart():
     """Its row `fedmerge` is the quickstart itself."""
-    words = section.read_section(FOLDER / "quickstart_ifca.yaml").rows["fedmerge"]
+    words = section.read_section(FOLDER / "quickstart_ifca.yaml")[0]["fedmerge"]
     config = checked("quickstart_ifca.yaml", words)
     assert config == configfile.load(FOLDER.parents[1] / "llm_fed/assets/quickstart.yaml", OPEN["quickstart_ifca.yaml"])
