@@ -33,8 +33,11 @@ class Secret:
     """256 bits from which everything is drawn that hides data; whoever knows them can subtract the noise.
 
     The numbers are the stream of AES-256 in counter mode (NIST SP 800-38A) under a key of their own: the HMAC-SHA256 of
-    what they are for. No generator of torch draws them: that of the CPU keeps 32 bits of its seed. `key`: 64
-    hexadecimal digits."""
+    what they are for. No generator of torch draws them: that of the CPU keeps 32 bits of its seed.
+
+    Args:
+        key: 64 hexadecimal digits.
+    """
 
     key: str = field(repr=False)
 

@@ -35,7 +35,11 @@ def shown(text: str, encoding: str) -> str:
 
 @dataclass(eq=False)
 class Lasting:
-    """A text stream that takes everything: what cannot be written is dropped. `failure`: why something was dropped."""
+    """A text stream that takes everything: what cannot be written is dropped.
+
+    Attributes:
+        failure: why something was dropped.
+    """
 
     stream: Any
     failure: Exception | None = None

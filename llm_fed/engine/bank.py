@@ -39,8 +39,11 @@ class AdapterBank:
     sets to zero in between. So loading, reading, clipping and optimising all work on plain rows. Linear layers that the
     structure trains whole (an image model's head) are entries of the rows like the others. The base is frozen and put
     in eval mode (its own dropout is off); beyond that it is not changed. UserError: the structure or `train` matches
-    nothing, or a module that is to be trained whole is not linear. `drops`: whether there is dropout; then `width` is
-    D. `adapts_head`: whether the layer that a language model's logits come from is adapted.
+    nothing, or a module that is to be trained whole is not linear.
+
+    Attributes:
+        drops: whether there is dropout; then `width` is D.
+        adapts_head: whether the layer that a language model's logits come from is adapted.
 
     Args:
         model: the base; it may be quantised or of any float dtype.

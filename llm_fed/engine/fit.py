@@ -89,9 +89,15 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     A client's loss is the mean over the targets of its batch; optimizer and dropout masks are its own. With
     `Fit.private` it is the mean over the batch's examples of each one's mean over its targets, and batches may be
     empty. Jobs may differ in all else but the structure; one with no batch left rests. `model`: its budget is halved
-    until the device's memory suffices; the returned Work says at what, so that the next fit can begin there. Returns
-    one result per job, a ClientError for a client that failed, and the work done. UserError: a pattern or structure
-    that matches nothing. RunError: the device's memory does not suffice."""
+    until the device's memory suffices; the returned Work says at what, so that the next fit can begin there.
+
+    Returns:
+        One result per job, a ClientError for a client that failed, and the work done.
+
+    Raises:
+        UserError: a pattern or structure that matches nothing.
+        RunError: the device's memory does not suffice.
+    """
     errors = [_unusable(job, model.examples) for job in jobs]
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:

@@ -60,8 +60,7 @@ def generate(
 
     An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is full. It
     does not depend on the rows beside it, up to the rounding of a batched product (in half precision a near tie of two
-    tokens may fall either way); a base that feels padding answers prompts of one length together. UserError: an empty
-    prompt, or one that is longer than the base's context. RunError: memory does not suffice for one row.
+    tokens may fall either way); a base that feels padding answers prompts of one length together.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
@@ -70,6 +69,10 @@ def generate(
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         captures, fuses: as of `SlotBatch`; None: steps run as they are written.
         free: gives memory back where it does not suffice, before fewer rows are tried.
+
+    Raises:
+        UserError: an empty prompt, or one that is longer than the base's context.
+        RunError: memory does not suffice for one row.
     """
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
     columns = max((len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True)), default=0)
@@ -136,14 +139,17 @@ def option_log_likelihoods(
 ) -> list[list[float]]:
     """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
 
-    Nothing is generated, and a prompt is processed once for all its options. UserError: an empty prompt, an empty
-    option or no option, or more tokens than the base's context. RunError: memory does not suffice for one request.
+    Nothing is generated, and a prompt is processed once for all its options.
 
     Args:
         requests: (row of the bank, token ids of the prompt, token ids of each option).
         batch_size: options per forward pass at most; a request with more of them has its own pass.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         free: as of `generate`.
+
+    Raises:
+        UserError: an empty prompt, an empty option or no option, or more tokens than the base's context.
+        RunError: memory does not suffice for one request.
     """
     for _, prompt, options in requests:
         if not options or not all(options):

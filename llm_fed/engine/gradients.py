@@ -27,8 +27,12 @@ _COPIES = 10
 
 def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None = None) -> tuple[float, State]:
     """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout. `mix`: (N,
-    E), where the structure's gate is `mix`: the weight of each expert for each example, a constant. ClientError: no
-    target. RunError: the device's memory does not suffice for one example."""
+    E), where the structure's gate is `mix`: the weight of each expert for each example, a constant.
+
+    Raises:
+        ClientError: no target.
+        RunError: the device's memory does not suffice for one example.
+    """
     examples = model.examples
     count = examples.num_targets(requested.examples)
     if not count:

@@ -62,15 +62,17 @@ def rounded(number: int, parts: int, least: int) -> int:
 def plan(lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None = None) -> list[list[int]]:
     """Partition examples into micro-batches of neighbouring lengths at the least cost.
 
-    The cost of a plan is the sum of count * longest over its micro-batches, plus `overhead` for each of them. It is
-    minimised exactly, by dynamic programming over the sorted lengths; equal input, equal plan. Returns positions in
-    `lengths`, the longest micro-batch first.
+    The cost of a plan is the sum of count * longest over its micro-batches, plus `overhead` for each of them.
+    It is minimised exactly, by dynamic programming over the sorted lengths; equal input, equal plan.
 
     Args:
         lengths: tokens of each example.
         budget: most tokens, padding included, of a micro-batch. A longer example is a micro-batch of its own.
         overhead: what one more micro-batch costs, in tokens.
         grid: to whose shapes micro-batches are rounded up, which is part of their cost.
+
+    Returns:
+        Positions in `lengths`, the longest micro-batch first.
     """
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     best = np.zeros(len(order) + 1)  # best[j]: least cost of the j shortest examples

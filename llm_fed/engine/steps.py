@@ -51,15 +51,20 @@ class Steps:
     """Takes the optimizer steps of fits on rows of values, from rows of gradients.
 
     A step is a few operations on lists of tensors, however many rows there are, and each row gets bit for bit what it
-    would get alone: nothing is summed over rows. UserError: `train`, `frozen` or a pattern of `lr_of` matches nothing,
-    or nothing is left to train. ValueError: an optimizer's anchor or correction has other entries than the row.
-    `segments`: the entries that lie in each parameter of a row, in the order of `parameters`. `parameters`: by row its
-    S parts that are trained; their gradients are parts of the row of gradients.
+    would get alone: nothing is summed over rows.
+
+    Attributes:
+        segments: the entries that lie in each parameter of a row, in the order of `parameters`.
+        parameters: by row its S parts that are trained; their gradients are parts of the row of gradients.
 
     Args:
         fits: by their rows, with equal settings (see `together`); all begin with the first step.
         values, grads: (K, P), of the fits' starts and zeros.
         layout: of a row.
+
+    Raises:
+        UserError: `train`, `frozen` or a pattern of `lr_of` matches nothing, or nothing is left to train.
+        ValueError: an optimizer's anchor or correction has other entries than the row.
     """
 
     def __init__(self, fits: Mapping[int, Fit], values: Tensor, grads: Tensor, layout: Layout):

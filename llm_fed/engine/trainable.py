@@ -35,9 +35,13 @@ Answering = Mapping[tuple[type[Request[Any]], bool], Handler]
 
 @dataclass(kw_only=True)
 class Trainable(Base, ABC):
-    """A base, and what of training and answering depends on its kind. `noun`: what it is, for messages, such as
-    "language model". `answering`: by type of request, and whether adapters are trained, what answers requests that the
-    engine does not know; it is given the requests and the engine."""
+    """A base, and what of training and answering depends on its kind.
+
+    Attributes:
+        noun: what it is, for messages, such as "language model".
+        answering: by type of request, and whether adapters are trained, what answers requests that the engine does not
+            know; it is given the requests and the engine.
+    """
 
     noun: ClassVar[str]
     answering: ClassVar[Answering] = {}

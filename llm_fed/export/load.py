@@ -76,8 +76,11 @@ def load_client(
 
 
 class ImageModel(nn.Module):
-    """A client's whole image model, or its models side by side with their gate, in evaluation mode. `labels`: names of
-    the C classes."""
+    """A client's whole image model, or its models side by side with their gate, in evaluation mode.
+
+    Attributes:
+        labels: names of the C classes.
+    """
 
     def __init__(self, base: Images, structure: Full, state: State):
         super().__init__()

@@ -40,9 +40,15 @@ class Personal:
         max_new_tokens: int | None = None,
         batch_size: int = 32,
     ) -> list[str]:
-        """Greedy answers, one per prompt. UserError: it is an image model, the template is unknown, or a prompt is
-        longer than the base's context. `template`: the prompt template's name (default: the adapter's, or, with a
-        warning, alpaca-short). `max_new_tokens`: the longest answer in tokens (default: the adapter's, or 128)."""
+        """Greedy answers, one per prompt.
+
+        Args:
+            template: the prompt template's name (default: the adapter's, or, with a warning, alpaca-short).
+            max_new_tokens: the longest answer in tokens (default: the adapter's, or 128).
+
+        Raises:
+            UserError: it is an image model, the template is unknown, or a prompt is longer than the base's context.
+        """
         tokens = self._tokens(prompts, template)
         return self.base.write(self.structure, self.state, tokens, self._most(max_new_tokens), batch_size)
 
@@ -55,12 +61,14 @@ class Personal:
         sampling: Any = None,
     ) -> Iterator[str]:
         """Stream one answer in pieces, without reasoning; joined, those of a greedy one are what `generate` returns.
-        UserError: as `generate`, before the first piece.
 
         Args:
             prompt: a text, or a conversation whose last message is to be answered.
             template: the template or its name (default: as in `generate`).
             sampling: an `engine.continuous.Sampling` (default: the answer is greedy, as in scores).
+
+        Raises:
+            UserError: as `generate`, before the first piece.
         """
         (tokens,) = self._tokens([prompt], template)
         ids: list[int] = []

@@ -14,9 +14,13 @@ Linkage = Literal["single", "complete", "average"]
 def agglomerated(distances: Tensor, linkage: Linkage, *, clusters: int = 1, most: float = math.inf) -> list[list[int]]:
     """The rows in clusters, each in ascending order, by their smallest row.
 
-    The two nearest clusters become one until `clusters` are left, or all are further apart than `most`. `distances`:
-    (m, m), symmetric; the diagonal does not count. `linkage`: how far two clusters are apart: as their nearest rows
-    (single), their furthest (complete), or the mean over all pairs (average)."""
+    The two nearest clusters become one until `clusters` are left, or all are further apart than `most`.
+
+    Args:
+        distances: (m, m), symmetric; the diagonal does not count.
+        linkage: how far two clusters are apart: as their nearest rows (single), their furthest (complete), or the mean
+            over all pairs (average).
+    """
     apart = distances.double().clone().fill_diagonal_(math.inf)
     members = {row: [row] for row in range(len(apart))}
     while len(members) > clusters:

@@ -213,8 +213,12 @@ def by_arrival(server: Server, uploads: list[Upload]) -> list[Upload]:
 
 
 def refuse_inert(method: Method, setting: str, counts: bool, beside: str) -> None:
-    """For `init`: refuse a hyper-parameter that is not its default where it does not count. `counts`: whether it
-    changes anything. `beside`: beside which settings it would."""
+    """For `init`: refuse a hyper-parameter that is not its default where it does not count.
+
+    Args:
+        counts: whether it changes anything.
+        beside: beside which settings it would.
+    """
     value, (default,) = asdict(method)[setting], [own.default for own in fields(method) if own.name == setting]
     if not counts and value != default:
         raise inert(f"method.{setting}", value, beside)

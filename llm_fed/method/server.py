@@ -38,8 +38,12 @@ class Server(Site):
             raise UserError(f"{method} needs server examples of the clients' own task; leave task.server.name out")
 
     def average(self, updates: Sequence[State], weights: Sequence[float] | None = None) -> State:
-        """The mean of the clients' updates by the rule `server.aggregation`. If there are too few updates for the rule,
-        it is zero, and the round's metrics say so. `weights`: the weight of each update (default: equal weights)."""
+        """The mean of the clients' updates by the rule `server.aggregation`. If there are too few
+        updates for the rule, it is zero, and the round's metrics say so.
+
+        Args:
+            weights: the weight of each update (default: equal weights).
+        """
         if self.step.aggregation == "mean":
             return mean(updates, weights)
         if not self.enough(len(updates)):

@@ -135,7 +135,6 @@ class Site:
         mix: tuple[float, ...] | None = None,
     ) -> State:
         """Train from `state` on this site's examples with the run's `local` settings. It is fused over the cohort.
-        ClientError: there is no example, or the loss is not finite.
 
         Args:
             state: the state from which training starts; it is not changed.
@@ -151,6 +150,9 @@ class Site:
                 indices (N,) of its pictures in the examples, and returns the batch's loss.
             structure: the structure of `state` (default: the site's own).
             mix: the weight of each expert, if the structure's gate is `mix`.
+
+        Raises:
+            ClientError: there is no example, or the loss is not finite.
         """
         nth, self.fits = self.fits, self.fits + 1
         examples = self.train if examples is None else examples
@@ -301,10 +303,16 @@ class Site:
         sampled: bool = False,
         structure: Structure | None = None,
     ) -> Evidence:
-        """Moments of the per-example gradients of the log-likelihood at two states, on the same examples. ClientError:
-        there is no target token, or a gradient is not finite. `sampled`: for the Fisher information, sample the label
-        of each target (a token, or a picture) from the model's prediction; tokens under teacher forcing, so the
-        preceding tokens are the example's. `structure`: the structure of the states (default: the site's own)."""
+        """Moments of the per-example gradients of the log-likelihood at two states, on the same examples.
+
+        Args:
+            sampled: for the Fisher information, sample the label of each target (a token, or a picture) from the
+                model's prediction; tokens under teacher forcing, so the preceding tokens are the example's.
+            structure: the structure of the states (default: the site's own).
+
+        Raises:
+            ClientError: there is no target token, or a gradient is not finite.
+        """
         self._look("gradient_moments")
         seed, examples = derive(self.seed, "labels", self.id), await self._against_base(examples)
         its = structure or self.structure
@@ -319,8 +327,11 @@ class Site:
     async def gradient(
         self, state: State, examples: Sequence[Item], *, head: State | None = None
     ) -> tuple[float, State]:
-        """The mean loss of the examples at `state`, and its gradient there. `head`: for an image model, a linear head
-        (weight, bias) that replaces its own, whose gradient is then zero."""
+        """The mean loss of the examples at `state`, and its gradient there.
+
+        Args:
+            head: for an image model, a linear head (weight, bias) that replaces its own, whose gradient is then zero.
+        """
         self._look("gradient")
         examples = await self._against_base(examples)
         return await requests.Gradient(self.id, self.structure, state, examples, head)

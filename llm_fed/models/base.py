@@ -151,8 +151,11 @@ class FlatModel:
 
     The module's parameters become views of `row`, their gradients views of `grads`: loading a state, clipping,
     optimising and reading are then operations on rows. Floating buffers (BatchNorm statistics) are the extras of the
-    states; integer ones (counters) stay in the module and never travel. `module`: it is changed: from here on its
-    parameters live in the row."""
+    states; integer ones (counters) stay in the module and never travel.
+
+    Args:
+        module: it is changed: from here on its parameters live in the row.
+    """
 
     def __init__(self, module: nn.Module):
         self.module, self.parameters = module, dict(module.named_parameters())

@@ -13,9 +13,12 @@ SIZE = 32  # of its input images, in pixels
 class CNN(nn.Module):
     """Three 3x3 convolutions, each followed by ReLU and the pooling layer (2x2, maximum), then two linear layers.
 
-    The paper gives neither widths nor where the pooling stands. Here the pooling layer is used after every convolution,
-    and the widths are 16, 32, 32 and 64: 47,818 parameters for ten classes (docs/results/log/feddle.md). `classes`: C,
-    the number of labels."""
+    The paper gives neither widths nor where the pooling stands. Here the pooling layer is used after every
+    convolution, and the widths are 16, 32, 32 and 64: 47,818 parameters for ten classes (docs/results/log/feddle.md).
+
+    Args:
+        classes: C, the number of labels.
+    """
 
     def __init__(self, classes: int):
         super().__init__()

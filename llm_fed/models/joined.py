@@ -166,13 +166,15 @@ class Joined(nn.Module):
     - logits: `sum_e w_e logits_e(x)`;
     - probabilities: `sum_e w_e softmax(logits_e(x))`, whose logarithm stands for the logits.
 
-    The weights w (E,) are an entry of their own, `weights`, even at first; no gradient reaches them. UserError: models
-    whose features a gate cannot add, as they differ in number.
+    The weights w (E,) are an entry of their own, `weights`, even at first; no gradient reaches them.
 
     Args:
         heads: by model the name of its last linear layer.
         pixels: numbers of one image, 3 * height * width, for the gate.
         gate: its shape.
+
+    Raises:
+        UserError: models whose features a gate cannot add, as they differ in number.
     """
 
     def __init__(

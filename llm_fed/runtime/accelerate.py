@@ -50,9 +50,15 @@ Build = Callable[[Config, Mapping[str, Any] | None], Shared]  # of a configurati
 
 
 class DistributedEngine:
-    """An engine that spreads the requests it is given over all ranks, by estimated work. UserError, RunError: another
-    rank cannot build it, or has built something else. `config`: from which the other ranks build what this one has
-    built. `known`: what was known of the rows of its data, as JSON values."""
+    """An engine that spreads the requests it is given over all ranks, by estimated work.
+
+    Args:
+        config: from which the other ranks build what this one has built.
+        known: what was known of the rows of its data, as JSON values.
+
+    Raises:
+        UserError, RunError: another rank cannot build it, or has built something else.
+    """
 
     def __init__(self, ranks: Ranks, config: Config, shared: Shared, known: Mapping[str, Any] | None = None):
         self._work = Work()

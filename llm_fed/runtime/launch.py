@@ -69,8 +69,11 @@ def _noticing(rank: int) -> Iterator[None]:
 
 
 class Ranks:
-    """The other ranks, as rank 0 sees them. Use as a context manager: leaving it lets them end. `opened`: whose
-    configuration they have built."""
+    """The other ranks, as rank 0 sees them. Use as a context manager: leaving it lets them end.
+
+    Attributes:
+        opened: whose configuration they have built.
+    """
 
     def __init__(self, channel: Gloo):
         self.channel, self.size = channel, channel.size

@@ -62,10 +62,17 @@ def drive(
     work: Mapping[str, Coroutine[Request[Answer], Answer | None, Result]],
     execute: Callable[[Sequence[Request[Answer]]], Sequence[Answer]],
 ) -> dict[str, Result | Exception]:
-    """Run the coroutines to their ends. Returns per site the coroutine's return value, or the exception that ended it:
-    one client's failure ends that client alone. `work`: coroutine by site, in the order that decides how requests are
-    packed. `execute`: answers requests of one type and structure, in order; an exception instance as an answer is
-    raised in that coroutine."""
+    """Run the coroutines to their ends.
+
+    Args:
+        work: coroutine by site, in the order that decides how requests are packed.
+        execute: answers requests of one type and structure, in order; an exception instance as an answer is raised in
+            that coroutine.
+
+    Returns:
+        Per site the coroutine's return value, or the exception that ended it: one client's failure ends that client
+        alone.
+    """
     outcomes: dict[str, Result | Exception] = {}
     waiting: dict[str, Request[Answer]] = {}
     answers: dict[str, Answer | None] = dict.fromkeys(work)

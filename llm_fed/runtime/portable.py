@@ -58,8 +58,12 @@ def packages_of(*things: Any) -> tuple[str, ...]:
 
 class Codec:
     """Packs and unpacks what travels. A node of the tree is a number, a string, None, a list, or a dict with one key
-    that says what it is; tensors lie beside it, each once. `known`: what the other side has too, in the same order.
-    `packages`: whose classes and functions travel beside those of llm_fed; of both sides the same."""
+    that says what it is; tensors lie beside it, each once.
+
+    Args:
+        known: what the other side has too, in the same order.
+        packages: whose classes and functions travel beside those of llm_fed; of both sides the same.
+    """
 
     def __init__(self, known: Sequence[object] = (), packages: Collection[str] = ()):
         self._known, self._packages = known, (_PACKAGE, *packages)

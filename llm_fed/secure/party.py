@@ -92,8 +92,11 @@ class Party:
     memory: PartyMemory
 
     def prepare(self, cohort: Cohort, certificates: Mapping[str, Certificate]) -> Dealt:
-        """Draw secrets for a cohort, and deal them to the neighbours. Returns the public key of pairwise masks, a
-        digest of the secret of the own one, and what is sealed for each."""
+        """Draw secrets for a cohort, and deal them to the neighbours.
+
+        Returns:
+            The public key of pairwise masks, a digest of the secret of the own one, and what is sealed for each.
+        """
         self._check(cohort)
         group = cohort.group(self.name)
         channels = {name: self._channel(cohort, name, certificates) for name in group if name != self.name}
@@ -116,8 +119,11 @@ class Party:
 
     def mask(self, vector: Tensor, terms: Terms, sealed: Mapping[str, str]) -> dict[str, str]:
         """Add the masks of these terms to (P,) int32, in place. `sealed`: what the neighbours among `terms.present`
-        have dealt to this one. Returns for each of these what proves to it that this client has answered on these
-        terms."""
+        have dealt to this one.
+
+        Returns:
+            For each of these what proves to it that this client has answered on these terms.
+        """
         round = self._round(terms.cohort, "mask")
         neighbours, secrets = terms.neighbours(self.name), round["secrets"]
         if self.name not in terms.present or 1 + len(neighbours) < terms.cohort.threshold:
@@ -142,9 +148,15 @@ class Party:
         return proofs
 
     def reveal(self, cohort: Cohort, alive: Sequence[str], proofs: Mapping[str, str]) -> Revealed:
-        """What takes the masks off the sum of those that have answered. Returns in the open the shares of locks, and
-        the rest locked. `alive`: of the group, who has answered, as the server says. `proofs`: by which each of them
-        proves it, see `mask`."""
+        """What takes the masks off the sum of those that have answered.
+
+        Args:
+            alive: of the group, who has answered, as the server says.
+            proofs: by which each of them proves it, see `mask`.
+
+        Returns:
+            In the open the shares of locks, and the rest locked.
+        """
         round = self._round(cohort, "reveal")
         own = round["terms"]
         terms = Terms(cohort, tuple(own["present"]), own["message"], own["largest"], own["settings"])

@@ -51,8 +51,14 @@ class Layout:
         return module_of(matrices[-1])
 
     def matching(self, pattern: str, setting: str = "") -> tuple[str, ...]:
-        """The names in which the regular expression `pattern` is found. UserError: nothing matches, or `pattern` is not
-        a regular expression. `setting`: the setting that the pattern comes from, for messages."""
+        """The names in which the regular expression `pattern` is found.
+
+        Args:
+            setting: the setting that the pattern comes from, for messages.
+
+        Raises:
+            UserError: nothing matches, or `pattern` is not a regular expression.
+        """
         said = f"{setting}={pattern!r}" if setting else repr(pattern)
         try:
             names = tuple(name for name in self.names if re.search(pattern, name))
@@ -189,8 +195,11 @@ class State:
 
 
 def stack(states: Iterable[State]) -> Tensor:
-    """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product. ValueError: no
-    states, or states of different layouts."""
+    """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product.
+
+    Raises:
+        ValueError: no states, or states of different layouts.
+    """
     states = list(states)
     if not states:
         raise ValueError("cannot stack no states")
@@ -213,7 +222,12 @@ def combine(states: Sequence[State], weights: Tensor) -> State:
 def rebased(update: State, sent: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> State:
     """The same update, its running statistics as the change from other ones: added to `now` they give those that the
     client had, as they did when added to `sent`. Of several changes from one model the second would otherwise move the
-    statistics past the client's own, and variances below 0. `sent`: extras, by name. `now`: the same."""
+    statistics past the client's own, and variances below 0.
+
+    Args:
+        sent: extras, by name.
+        now: the same.
+    """
     extras = _floating(update.extras, lambda name, value: value + (sent[name] - now[name]))
     return State(update.layout, update.row, extras)
 

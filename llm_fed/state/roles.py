@@ -77,9 +77,12 @@ class Role(Generic[Value]):
 @dataclass(frozen=True)
 class Weights(Role[State]):
     """A state: a row of weights, whose norm is compared with the other clients', and the buffers beside it: running
-    statistics, whose variances are 0 or more, and counters. `changes`: whether running statistics are sent as their
-    change in the client's training, or as they are then. `known`: whether `Method.upload_like` has those that the
-    client was sent; if not, changes are compared alone."""
+    statistics, whose variances are 0 or more, and counters.
+
+    Args:
+        changes: whether running statistics are sent as their change in the client's training, or as they are then.
+        known: whether `Method.upload_like` has those that the client was sent; if not, changes are compared alone.
+    """
 
     changes: bool = True
     known: bool = True

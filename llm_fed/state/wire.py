@@ -40,9 +40,13 @@ class WireError(ValueError):
 
 def pack(message: Any, encoding: str | None = None) -> bytes:
     """The bytes of a message. TypeError: it holds something that cannot travel (an object, a function, a non-string
-    key). `encoding`: float16 | bfloat16, in which the float32 row of every `State` is written; `unpack` makes it
-    float32 again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another dtype, and
-    the whole of a `LowRank` stay as they are. None: nothing is."""
+    key).
+
+    Args:
+        encoding: float16 | bfloat16, in which the float32 row of every `State` is written; `unpack` makes it float32
+            again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another dtype, and
+            the whole of a `LowRank` stay as they are. None: nothing is.
+    """
     tensors: dict[str, Tensor] = {}
     tree = _flatten(message, tensors, encoding)
     header = json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
