@@ -46,14 +46,8 @@ class Clients(Protocol):
         ...
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
-        """Send each client of the round's cohort its message, and put what is answered on its way.
-
-        Args:
-            progress: `in_flight` takes the answers.
-
-        Returns:
-            The round's line in metrics.jsonl: how many were asked and failed, bytes, the mean loss.
-        """
+        """Send each client of the round's cohort its message, and put what is answered on its way (`in_flight` of
+        `progress`). Returns the round's line in metrics.jsonl: how many were asked and failed, bytes, the mean loss."""
         ...
 
 
@@ -165,12 +159,8 @@ def finish(
 
 
 class Messages(Mapping[str, Message]):
-    """By client what it would be sent now, made whenever it is looked up, hence in memory of its own.
-
-    Args:
-        state: the server's.
-        encoding: `transport`.
-    """
+    """By client what it would be sent now, made whenever it is looked up, hence in memory of its own. `state`: the
+    server's. `encoding`: `transport`."""
 
     def __init__(self, method: Method, state: Message, clients: Iterable[str], encoding: str | None = None):
         self._method, self._state, self._clients, self._encoding = method, state, dict.fromkeys(clients), encoding

@@ -81,13 +81,9 @@ class RemoteClients:
 
     def gather(self, base: str, known: Mapping[str, Any]) -> None:
         """Wait for the clients that the configuration names, or for as many as it says, and fix their order; see
-        `Roster.gather`.
-
-        Args:
-            base: the fingerprint that the base of every node must have.
-            known: network.json: who took part when this run was begun (`clients`), at which of the `nodes` each was,
-                and how many `examples` it said it had; with others it is not accepted.
-        """
+        `Roster.gather`. `base`: the fingerprint that the base of every node must have. `known`: network.json: who took
+        part when this run was begun (`clients`), at which of the `nodes` each was, and how many `examples` it said it
+        had; with others it is not accepted."""
         self.roster.owners |= known["nodes"]
         self.roster.examples |= known["examples"]
         self.roster.base, configured, before = base, self._config.network.clients, known["clients"]

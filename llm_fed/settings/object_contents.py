@@ -53,11 +53,8 @@ def digest(thing: Any) -> str:
 
 
 class _Values(pickle._Pickler):
-    """Feeds a hash with what pickle writes of things, but for what pickle knows by its name alone and for sets.
-
-    Args:
-        root: whose module is the user's own, wherever it is installed.
-    """
+    """Feeds a hash with what pickle writes of things, but for what pickle knows by its name alone and for sets. `root`:
+    whose module is the user's own, wherever it is installed."""
 
     def __init__(self, root: Any):
         self.hash = hashlib.sha256()
