@@ -208,10 +208,7 @@ def summary_of(metric: str, replies: Mapping[str, Reply]) -> Summary | None:
     scores = {name: reply.score for name, reply in replies.items() if reply.score is not None}
     losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
     unscored = [name for name, reply in replies.items() if reply.unscored]
-    beside: dict[str, dict[str, float]] = {}
-    for name in scores:
-        for key, value in replies[name].beside.items():
-            beside.setdefault(key, {})[name] = value
+    beside = {name: replies[name].beside for name in scores}
     return summarize(metric, scores, losses, unscored, beside) if scores else None
 
 

@@ -171,9 +171,7 @@ class SummedClients(RemoteClients):
             self._take_in(self._next, came)
         revealed = [(order, reply) for order, reply in came if order.says["kind"] == "reveal" and not reply.error]
         told = {order.client: cast(Revealed, reply.content) for order, reply in revealed}
-        total = torch.zeros(entries(like), dtype=torch.int32)
-        for vector in now.vectors.values():
-            total += vector
+        total = sum(now.vectors.values(), torch.zeros(entries(like), dtype=torch.int32))
         try:
             if why:
                 raise GivenUp(why)
