@@ -86,13 +86,9 @@ class Marks:
         opening, tag, inner = before.partition(THINK) if before.lstrip().startswith(THINK) else ("", "", before)
         return f"{opening}{tag}{self.hide(inner, pattern)}{THOUGHT}{self.hide(behind, pattern)}"
 
-    def shown(self, char: str) -> str:
-        """The text that a character of `hidden` stands for."""
-        return self._spelled[ord(char) - self._first]
-
     def plain(self, text: str) -> str:
-        """A marked text as it reads."""
-        return self.hidden.sub(lambda match: self.shown(match[0]), text)
+        """A marked text as it reads, with the texts that the characters of `hidden` stand for."""
+        return self.hidden.sub(lambda match: self._spelled[ord(match[0]) - self._first], text)
 
 
 class _Segment(NamedTuple):

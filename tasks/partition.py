@@ -49,9 +49,8 @@ def partition(
     """
     check_fields(config, "task.partition.")
     make = lookup("task.partition.kind", config.kind, KINDS)
-    given = {"classes": config.classes, "sizes": config.sizes}
     for name, kind in OWN.items():
-        value = given[name]
+        value = getattr(config, name)
         if (value is not None) != (config.kind == kind):
             raise UserError(
                 f"task.partition.{name}={value} with kind={config.kind}: kind={kind} needs a value, no other takes one"

@@ -48,7 +48,6 @@ def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: st
             f"{apart[0].role}'s text {one_line(apart[0].content.strip())[:60]!r}; give both the same, or drop the row"
         )
     if not any(behind):
-        _check(chosen[-1].content, rejected[-1].content, where)
         raise _same(chosen[-1].content, where)
     if len(behind[0]) == len(behind[1]) == 1 and not (behind[0][0].fields or behind[1][0].fields):
         _check(behind[0][0].content, behind[1][0].content, where)

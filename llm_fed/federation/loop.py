@@ -157,8 +157,7 @@ def federate(
         for why in server.unmoved:
             log_event(run, round, server.id, "no mean", why)
         if private:
-            budget = clients.spent(config, round)
-            run.log({"kind": "privacy", "round": round, **budget})
+            run.log({"kind": "privacy", "round": round, **clients.spent(config, round)})
         done = {"padding": rounded(work.padding), "tokens": work.tokens}
         done |= {"server_steps": len(server.losses)} if server.losses else {}
         run.log({"kind": "round", "round": round, "lr": lr, **record, **done})

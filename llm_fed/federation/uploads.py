@@ -46,9 +46,8 @@ def flaws(
             flaw = difference(skeleton(content), its.skeleton, "upload") or infinite_flaw(content)
             reasons.append(flaw or own_flaw(content, roles, its))
     whole = {index: content for index, content in enumerate(contents) if not reasons[index]}
-    for index, flaw in far(whole, roles, given, bound).items():
-        reasons[index] = flaw
-    return reasons
+    far_off = far(whole, roles, given, bound)
+    return [far_off.get(index, reason) for index, reason in enumerate(reasons)]
 
 
 def _decoded(item: InFlight) -> Message | WireError:
@@ -111,11 +110,8 @@ def compared(method: Method, state: Message, uploads: Sequence[Upload]) -> dict[
     """By client the norm of its update, and its cosine with the mean of the other updates of the round; None where no
     other has the same shape, or one of the two is zero. Of uploads without states nothing is known. `state`: of the
     server, before its step."""
-    rows: dict[str, Tensor] = {}
-    for upload in uploads:
-        parts = [leaf.row for _, leaf in leaves(upload.content) if isinstance(leaf, State)]
-        if parts:
-            rows[upload.client] = torch.cat(parts).double()
+    parts = {each.client: [leaf.row for _, leaf in leaves(each.content) if isinstance(leaf, State)] for each in uploads}
+    rows = {client: torch.cat(own).double() for client, own in parts.items() if own}
     role = role_of(method.sends, "", uploads[0].content) if uploads else None
     if rows and isinstance(role, Weights) and not role.changes:
         rows = _changes(rows, _sent(method, state, uploads))

@@ -118,21 +118,20 @@ class Encoder:
         """What evaluation asks: of the examples whose prompt fits, the first `limit`."""
         self._check(examples)
         skips, most = self.task.too_long == "skip", self.task.max_length
-        indices: list[int] = []
-        lengths: list[Length] = []
+        lengths: dict[int, Length] = {}  # by index
         seen = 0
         for index, example in enumerate(examples):
-            if limit is not None and len(indices) == limit:
+            if limit is not None and len(lengths) == limit:
                 break
             seen, length = seen + 1, self._length(example)
             needed = length.prompt if example.prompt or not skips else length.whole
             if self.task.too_long == "cut-start" or needed <= most:
-                indices.append(index)
-                lengths.append(length)
-        self._count(client, split, seen, len(indices))
+                lengths[index] = length
+        self._count(client, split, seen, len(lengths))
         if self.objective.preferences and skips:
-            self._not_compared += sum(length.whole > most for length in lengths)
-        return Encodings([examples[index] for index in indices], lambda own, index: self._queried(own[index]), lengths)
+            self._not_compared += sum(length.whole > most for length in lengths.values())
+        chosen = [examples[index] for index in lengths]
+        return Encodings(chosen, lambda own, index: self._queried(own[index]), [*lengths.values()])
 
     def cut(self, queries: Sequence[Query]) -> list[int]:
         """The tokens of the right answers to `queries`, of those that are longer than the model may answer; of several

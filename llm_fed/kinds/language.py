@@ -224,9 +224,8 @@ class Language(Kind):
 
     def log_likelihoods(self, requested: LogLikelihoods, engine: Engine) -> list[tuple[float, ...]]:
         """Of one client after another: its examples fill micro-batches by themselves."""
-        model, bank = engine.adapted(requested.structure), None
-        if requested.state is not None:
-            bank = model.bank_of([requested.state])
+        model = engine.adapted(requested.structure)
+        bank = None if requested.state is None else model.bank_of([requested.state])
         found: list[tuple[float, ...]] = []
         size = requested.chunk or max(1, len(requested.examples))
         for at in range(0, len(requested.examples), size):
@@ -319,7 +318,7 @@ def load_base(config: BaseConfig, device: str) -> Language:
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete causal language model"
         )
-    return _frozen(model, tokenizer, config, dtype, Origin.of(config))
+    return _frozen(model, tokenizer, config, Origin.of(config))
 
 
 def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
@@ -352,19 +351,16 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
     if model.dtype != dtype:
         raise UserError(f"base.dtype={config.dtype}, but the model given as base= is in {model.dtype}; leave it out")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return _frozen(model, copy.deepcopy(tokenizer), config, dtype, None)
+    return _frozen(model, copy.deepcopy(tokenizer), config, None)
 
 
 def _frozen(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    config: BaseConfig,
-    dtype: torch.dtype,
-    origin: Origin | None,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: BaseConfig, origin: Origin | None
 ) -> Language:
     ensure_pad_token(tokenizer, config.name)
     freeze(model)
     if config.activation_checkpointing:
         checkpoint_activations(model, config.name)
+    dtype = DTYPES[config.dtype]
     autocast = None if dtype == torch.float32 else dtype
     return Language(model=model, tokenizer=tokenizer, name=config.name, dtype=dtype, autocast=autocast, origin=origin)
