@@ -213,13 +213,9 @@ class SafeTokenizer:
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:
-    return AddedToken(
-        name,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        single_word=token.single_word,
-        normalized=token.normalized and name == token.content,
-    )
+    strips = {"lstrip": token.lstrip, "rstrip": token.rstrip}
+    normalized = token.normalized and name == token.content
+    return AddedToken(name, single_word=token.single_word, normalized=normalized, **strips)
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[str, ...]:

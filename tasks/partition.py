@@ -202,10 +202,8 @@ def dirichlet(labels: np.ndarray, count: int, alpha: float, seed: int) -> list[n
     """Places of each of `count` clients: each label's are cut, as they are ordered, by one draw of Dirichlet(alpha).
     The same parts as of flwr-datasets' DirichletPartitioner for this seed, a hundred times faster for 500 clients."""
     rng = np.random.default_rng(seed)
-    stretches = []  # per label, one of each client
-    for label in np.unique(labels):
-        indices = np.flatnonzero(labels == label)
-        stretches.append(np.split(indices, _cuts(rng, count, alpha, len(indices))))
+    by_label = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    stretches = [np.split(own, _cuts(rng, count, alpha, len(own))) for own in by_label]  # per label, one of each client
     return _shuffled([np.concatenate(of_client) for of_client in zip(*stretches, strict=True)], rng)
 
 

@@ -64,16 +64,13 @@ def check_prompt(requested: Sequence[Message], whole: Sequence[Message], where: 
     said, turns = ([_content(message) for message in messages] for messages in (requested, whole))
     if said == turns[: len(said)]:
         return
-    held = [text for message, text in zip(whole, turns, strict=True) if _speaker(message) in ("user", "human")]
+    speakers = [str(message.get("role", message.get("from"))).strip().casefold() for message in whole]
+    held = [text for who, text in zip(speakers, turns, strict=True) if who in ("user", "human")]
     if len(said) > 1 or not any(text and text in said[0] for text in held):
         raise UserError(
             f"{where}: the prompt, {one_line(said[-1])[-60:]!r}, is not what the messages in column {column!r} begin "
             "with; correct one of both, or drop the row"
         )
-
-
-def _speaker(message: Message) -> str:
-    return str(message.get("role", message.get("from"))).strip().casefold()
 
 
 def _content(message: Message) -> str:

@@ -27,6 +27,7 @@ from llm_fed.state.wire import Message, pack, unpack
 
 Answers = dict[str, Message | Exception]  # by client, its answer or what ended its work
 Then = Callable[[Answers], Answers]
+Updates = Mapping[str, Coroutine[Any, Any, Message]]  # by client its work
 
 
 class Clients(Protocol):
@@ -133,18 +134,11 @@ class LocalClients:
 
 
 def finish(
-    method: Method,
-    sites: Mapping[str, Client],
-    runtime: Runtime,
-    run: Run,
-    progress: Progress,
-    *,
-    round: int,
-    lr: float,
+    method: Method, sites: Mapping[str, Client], runtime: Runtime, run: Run, progress: Progress, *, round: int
 ) -> None:
     """`Method.finish` at every client, in the `round` after the last; who fails is logged and goes without."""
     for site in sites.values():
-        site.begin(round, lr)
+        site.begin(round, run.config.local.lr)
         site.rounds = round - 1
     if type(method).finish is Method.finish:  # does nothing
         return
@@ -225,12 +219,7 @@ def then_summed(
     return mean if run.config.privacy.secure else None
 
 
-def run_each(
-    sites: Mapping[str, Client],
-    work: Mapping[str, Coroutine[Any, Any, Message]],
-    runtime: Runtime,
-    then: Then | None = None,
-) -> Answers:
+def run_each(sites: Mapping[str, Client], work: Updates, runtime: Runtime, then: Then | None = None) -> Answers:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked. `then`:
     what is made of all answers together."""
     before = {name: copy(sites[name].memory) for name in work}

@@ -141,9 +141,8 @@ def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: I
     many of the first so many rounds a client was asked, at most. `sites`: those that count noisy steps."""
     settings = config.privacy
     if settings.by_example:
-        rates: dict[int, float] = {}  # by number of steps the largest: one of them has the largest epsilon
-        for rate, steps in map(noisy_steps, sites):
-            rates[steps] = max(rate, rates.get(steps, 0.0))
+        # By number of steps the largest rate, which comes last: one of them has the largest epsilon.
+        rates = dict(sorted((steps, rate) for rate, steps in map(noisy_steps, sites)))
         found = [_epsilon(settings.noise, rate, steps, settings.delta) for steps, rate in rates.items()]
         value = max(found, default=0.0)
         return {"epsilon": shown(value), "delta": settings.delta, "unit": settings.unit}

@@ -133,12 +133,9 @@ def scores(run: Run) -> list[dict[str, Any]]:
 
 def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Server) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
-    rows: dict[str, StoredRow | Mapping[str, StoredRow]] = {}
-    for name in sorted(progress.requested & clients.keys()):
-        if kept := _rows(clients[name]):
-            rows[f"memory/{name}"] = kept
-    if kept := _rows(server):
-        rows["server"] = kept
+    sites = {f"memory/{name}": clients[name] for name in sorted(progress.requested & clients.keys())}
+    held = {key: cast(Memory, site.memory).rows for key, site in {**sites, "server": server}.items()}  # since `resume`
+    rows: dict[str, StoredRow | Mapping[str, StoredRow]] = {key: kept for key, kept in held.items() if kept}
     flying = []
     for item in progress.in_flight:
         key = f"flight/{item.requested}/{item.client}"
@@ -167,10 +164,6 @@ def prune(run: Run, progress: Progress) -> None:
     newest = [round for round in rounds_in(run.checkpoints.folder) if round <= progress.round][-settings.keep :]
     kept = {*newest, *settings.keep_rounds, progress.best.round}
     run.checkpoints.prune(lambda round: round in kept or round > progress.round)
-
-
-def _rows(site: Site) -> Mapping[str, StoredRow]:
-    return cast(Memory, site.memory).rows  # since `resume`
 
 
 def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = None) -> Progress:

@@ -82,8 +82,7 @@ class Images(Kind):
         """Of pictures whose pixels lie in the memory of the device that computes, where they fit, so that no step waits
         for them."""
         parties = [*task.clients.values(), *([task.server] if task.server else [])]
-        splits = (split for data in parties for split in (data.train, data.validation, data.test))
-        size = sum(picture.pixels.nbytes for split in splits for picture in split)
+        size = sum(picture.pixels.nbytes for data in parties for split in data.splits.values() for picture in split)
         if self.device.type == "cpu":
             return super().encoding(config, task, reads, note)
         if size > free_memory(self.device) // 4:
