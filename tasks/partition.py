@@ -60,8 +60,7 @@ def partition(
     pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
     made = list(make(pooled, config, seed, tested).values())
     after = dataclasses.replace(rule or ByContent(seed), server=False)  # it has its own, but for rows that have moved
-    divided = after.hold_out(made, "test", config.test, beside)
-    return {client.client: client for client in divided}
+    return {client.client: client for client in after.hold_out(made, "test", config.test, beside)}
 
 
 def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:

@@ -36,20 +36,16 @@ class Clients(Protocol):
     @property
     def sites(self) -> Mapping[str, Client]:
         """Those whose memories lie in this process, hence in its checkpoints."""
-        ...
 
     def take(self, progress: Progress) -> None:
         """Go on from this progress, of a checkpoint or of a run that begins."""
-        ...
 
     def spent(self, config: Config, round: int) -> dict[str, Json]:
         """What metrics.jsonl says of the privacy after a round, see `privacy.spent`."""
-        ...
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
         """Send each client of the round's cohort its message, and put what is answered on its way (`in_flight` of
         `progress`). Returns the round's line in metrics.jsonl: how many were asked and failed, bytes, the mean loss."""
-        ...
 
 
 @dataclass

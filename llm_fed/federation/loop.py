@@ -147,8 +147,7 @@ def federate(
             record["updates"] = compared(method, progress.state, uploads)
         if config.privacy.central:
             like = method.upload_like(method.broadcast(progress.state, server.clients[0]))
-            secret = federation.secret or run.secret
-            uploads = noisy_mean(uploads, like, config, len(server.clients), secret, round)
+            uploads = noisy_mean(uploads, like, config, len(server.clients), federation.secret or run.secret, round)
         with watch("server"):
             step = method.server_update(server, progress.state, uploads)
             progress.state = _single(federation.runtime, server, round, lr, step)

@@ -144,8 +144,7 @@ def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: I
         # By number of steps the largest rate, which comes last: one of them has the largest epsilon.
         rates = dict(sorted((steps, rate) for rate, steps in map(noisy_steps, sites)))
         found = [_epsilon(settings.noise, rate, steps, settings.delta) for steps, rate in rates.items()]
-        value = max(found, default=0.0)
-        return {"epsilon": shown(value), "delta": settings.delta, "unit": settings.unit}
+        return {"epsilon": shown(max(found, default=0.0)), "delta": settings.delta, "unit": settings.unit}
     value = epsilon(settings, config.participation, round if settings.central else most_asked(round))
     return {"epsilon": shown(value), "delta": settings.delta, "where": settings.where}
 

@@ -28,11 +28,9 @@ class Schedule(Protocol):
     @property
     def cohort_size(self) -> int:
         """The most clients that are asked in one round."""
-        ...
 
     def asks(self, round: int) -> list[Ask]:
         """The cohort of `round` (1, 2, ...), sorted by client order."""
-        ...
 
 
 @dataclass(frozen=True)

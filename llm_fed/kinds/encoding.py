@@ -69,8 +69,7 @@ class Encoder:
         self._queried = lru_cache(MOST)(self._query)
         self._untrained = 0  # messages of the assistant that are no targets
         self._not_compared = 0  # examples that are asked, whose given answers are too long
-        measured = config.eval.ability and not self.objective.preferences
-        self._ability = self._fixed_text() if measured else ()
+        self._ability = self._fixed_text() if config.eval.ability and not self.objective.preferences else ()
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
         config, before, self.none_fits = self.config, self.skipped.copy(), []
@@ -248,8 +247,7 @@ class Encoder:
         if example.extra:
             found = replace(found, extra=dict(example.extra))
         if len(found.input_ids) > most:
-            cuts = {"skip": slice(0), "cut-end": slice(most), "cut-start": slice(-most, None)}
-            kept = cuts[self.task.too_long]
+            kept = {"skip": slice(0), "cut-end": slice(most), "cut-start": slice(-most, None)}[self.task.too_long]
             found = replace(found, input_ids=found.input_ids[kept], target=[False, *found.target[kept][1:]])
             if not any(found.target):
                 return None

@@ -285,9 +285,7 @@ class RemoteClients:
         asks = {ask for ask, requested in self._waiting.items() if requested.round == round}
 
         def enough(came: Collection[str]) -> bool:
-            if settings.enough:
-                return len(came) >= settings.enough
-            return asks.issubset(came) and bool(came)
+            return len(came) >= settings.enough if settings.enough else asks.issubset(came) and bool(came)
 
         came = self._await(self._waiting.keys(), time.monotonic() + settings.deadline, enough=enough)
         return [(self._waiting.pop(ask), reply) for ask, reply in came.items()]

@@ -217,15 +217,12 @@ class Link(Protocol):
 
     def nodes(self) -> Mapping[int, str]:
         """Those that are there now, by their id the name under which the operator registered their key."""
-        ...
 
     def send(self, orders: Sequence[tuple[int, Mapping[str, Json], bytes]], patience: float) -> list[str | None]:
         """An id for each order (None: it cannot be sent); no reply is awaited longer than `patience` seconds."""
-        ...
 
     def receive(self, ids: Collection[str]) -> dict[str, Reply]:
         """The replies that have come by now, by the id of their order; each is given out once."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,9 @@ def summarize(
     loss = fmean(finite) if finite and len(finite) == len(own_losses) else None
     worst_half = fmean(values[: (len(values) + 1) // 2])
     by_name: dict[str, dict[str, float]] = {}
-    for id, name, value in ((id, name, value) for id, own in (beside or {}).items() for name, value in own.items()):
-        by_name.setdefault(name, {})[id] = value
+    for id, own in (beside or {}).items():
+        for name, value in own.items():
+            by_name.setdefault(name, {})[id] = value
     return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored), beside=by_name)
 
 
