@@ -124,8 +124,7 @@ def noisy_mean(
     """The noisy mean of what arrived in a round, perhaps nothing, as one upload (`privacy.where=server`).
 
     The sum is divided by the mean size of a cohort of all `clients`, however many arrived. Uploads are clipped here
-    too, since compression (`transport`), or a client, may have made them longer. `like`: an upload.
-    """
+    too, since compression (`transport`), or a client, may have made them longer. `like`: an upload."""
     privacy = config.privacy
     assert privacy.clip is not None  # see `PrivacyConfig.central`
     total = torch.zeros(like.layout.size, dtype=torch.float64)
@@ -152,8 +151,7 @@ def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: I
 def spent_by(settings: PrivacyConfig, site: Site) -> float:
     """The epsilon of one client's examples after all of its noisy steps; infinite without noise.
 
-    Every step counts as if it sampled at the largest rate of any.
-    """
+    Every step counts as if it sampled at the largest rate of any."""
     return _epsilon(settings.noise, *noisy_steps(site), settings.delta)
 
 

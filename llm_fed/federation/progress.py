@@ -98,9 +98,8 @@ class Progress:
 def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server) -> Progress:
     """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories. Where other
     rows are scored now, the search for the best round starts again."""
-    saved = None
-    if run.continues:  # else nothing lies there
-        saved = run.checkpoints.latest()
+    saved = run.checkpoints.latest() if run.continues else None  # else nothing lies there
+    if run.continues:
         run.rewind(saved.state if saved else None)
     if saved is None:
         for site in (*clients.values(), server):

@@ -125,10 +125,8 @@ class Images(Kind):
 
     def _given(self, module: str, structure: Structure) -> bool:
         """Whether a module's weights are the checkpoint's."""
-        if not self.pretrained:
-            return False
         locations = {f"{name}." if name else "": architecture for name, architecture in structure.parts}
-        return any(
+        return self.pretrained and any(
             module.startswith(location) and architecture in ("", self.name) and module != location + self.head
             for location, architecture in locations.items()
         )

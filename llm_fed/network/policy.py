@@ -77,9 +77,8 @@ class Policy:
         self._require("batch_size", config.local.batch_size >= self.batch_size, config.local.batch_size)
         requested = {"steps": config.local.steps or config.local.epochs or 0, "rank": _largest_rank(config.adapter)}
         requested["length"] = max(config.task.max_length, config.task.image_size or 0)
-        largest = asdict(self)
         for key, value in (requested | {"new_tokens": config.eval.max_new_tokens}).items():
-            self._require(key, value <= largest[key], value)
+            self._require(key, value <= getattr(self, key), value)
 
     def check_built(self, built: Experiment) -> None:
         """As `check`, what only the data and the model tell."""
