@@ -205,9 +205,8 @@ class SafeTokenizer:
             twin.pre_tokenizer = backend.pre_tokenizer
         added = self.tokenizer.added_tokens_decoder
         names = {id: self._names.get(token.content, token.content) for id, token in added.items()}
-        twin.add_tokens(
-            [*(_renamed(token, names[id]) for id, token in added.items()), AddedToken(_CUT, normalized=False)]
-        )
+        twin.add_tokens([_renamed(token, names[id]) for id, token in added.items()])
+        twin.add_tokens([AddedToken(_CUT, normalized=False)])
         return twin, {number: id for id, name in names.items() if (number := twin.token_to_id(name)) is not None}
 
 

@@ -75,9 +75,7 @@ class LocalClients:
         with watch("collect"):
             return self._collect(asks, run, progress, sent, messages, answers)
 
-    def _ask(
-        self, method: Method, messages: Mapping[str, bytes], round: int, lr: float, then: Then | None = None
-    ) -> Answers:
+    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float, then: Then | None) -> Answers:
         """What each client answers to its message. `then`: see `run_each`."""
         for name in messages:
             self.sites[name].begin(round, lr)

@@ -138,9 +138,7 @@ class Language(Kind):
         return wording.ADAPTER if structure.plain else wording.EXPERTS
 
     def beside_adapters(self, prompt_of_model: Prompt | None) -> Mapping[str, bytes]:
-        if prompt_of_model is None:
-            return {}
-        return {prompt.FILE: prompt_of_model.as_json(self.tokenizer, self.source)}
+        return {} if prompt_of_model is None else {prompt.FILE: prompt_of_model.as_json(self.tokenizer, self.source)}
 
     def prompt_of(self, config: Config) -> Prompt:
         """Raises UserError where the template is `chat` and the tokenizer has none."""
@@ -218,9 +216,8 @@ class Language(Kind):
         prompts = [(request.state, query.prompt) for request in requests for query in request.queries]
         model, mix = engine.adapted(structure), self.mixing_weights(structure, prompts)
         bank = model.bank_of(states)
-        return model.within_memory(
-            lambda within: inference.mean_losses(within, bank, list(enumerate(examples)), mix=mix)
-        )
+        requested = list(enumerate(examples))
+        return model.within_memory(partial(inference.mean_losses, bank=bank, requested=requested, mix=mix))
 
     def log_likelihoods(self, requested: LogLikelihoods, engine: Engine) -> list[tuple[float, ...]]:
         """Of one client after another: its examples fill micro-batches by themselves."""

@@ -67,9 +67,7 @@ class RemoteClients:
         say: tells the operator.
     """
 
-    def __init__(
-        self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None] = lambda text: None
-    ):
+    def __init__(self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None]):
         self.sites: dict[str, Client] = {}  # no client's memory is here
         self._secret, self._central = secret, config.privacy.central
         self._link, self._config, self._token, self._say = link, config, token, say

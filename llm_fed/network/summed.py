@@ -75,8 +75,7 @@ class SummedClients(RemoteClients):
             if not now.cohort.lacking(present):
                 terms = self._collect_numbers(now, terms, content, entries(like), lr)
         with watch("collect"):
-            mean = self._mean(now, terms, like, run)
-            if mean is not None:
+            if (mean := self._mean(now, terms, like, run)) is not None:
                 self._put_on_its_way(now, progress, run, mean, Given.of(like, None))
         for event, reasons in (("refused upload", now.refused), ("client failed", now.failed)):
             for name, reason in sorted(reasons.items()):

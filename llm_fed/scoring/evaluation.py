@@ -194,9 +194,8 @@ async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> P
     of = Likelihoods(logps, counts, reference, torch.tensor([pair.desirable for pair in pairs]))
     objective, found = client.objective, rewards(client.objective, of)
     signed = found[:, 0] - found[:, 1] if each == 2 else torch.where(of.desirable, found[:, 0], -found[:, 0])
-    least = (
-        objective.strength * TIE * logps.abs().sum(1) / (counts.sum(1) if objective.name in ("orpo", "simpo") else 1)
-    )
+    per = counts.sum(1) if objective.name in ("orpo", "simpo") else 1
+    least = objective.strength * TIE * logps.abs().sum(1) / per
     right = torch.where(signed.abs() <= least, 0.5, (signed > 0).double())
     losses = preference_losses(objective, of)
     examples = tuple((100 * right).tolist())

@@ -141,14 +141,12 @@ def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]
     right = [(index, text) for options, answers in given for index, text in enumerate(options) if text in answers]
     indices, rights = Counter(index for index, _ in right), Counter(text for _, text in right)
 
-    def at_place(example: Example) -> str:
-        options = of(example)
-        return options[max(range(len(options)), key=lambda index: indices[index])] if options else ""
-
     return {
         "most frequent answer": lambda example: max(of(example), key=lambda text: rights[text], default=""),
         "first option": lambda example: next(iter(of(example)), ""),
-        "most frequent position": at_place,
+        "most frequent position": lambda example: max(
+            enumerate(of(example)), key=lambda each: indices[each[0]], default=(0, "")
+        )[1],
         "all options": lambda example: " ".join(of(example)),
     }
 
