@@ -350,13 +350,11 @@ class Bundles:
             entries, content = joined(said, [orders[index].content for index in indices], once=True)
             message: dict[str, Json] = {"kind": "work", "protocol": PROTOCOL, "orders": entries}
             packed.append((node, message, content))
-        sent: list[str | None] = [None] * len(orders)
         for id, (node, indices) in zip(self._link.send(packed, self._patience), messages, strict=True):
             if id is not None:
                 self._sent[id] = (node, [asks[index] for index in indices])
-                for index in indices:
-                    sent[index] = asks[index]
-        return sent
+        sent = {ask for _, its in self._sent.values() for ask in its}
+        return [ask if ask in sent else None for ask in asks]
 
     def receive(self, asks: Collection[str]) -> dict[str, Reply]:
         """The replies to these that have come by now; each is given out once."""

@@ -191,9 +191,7 @@ def less_usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | N
 
 def pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
     """The column with the first of the wanted names that there is; an exact name wins over one in other letters."""
-    forms: dict[str, str] = {}
-    for name in names:
-        forms.setdefault(_form_of(name), name)
+    forms = {_form_of(name): name for name in reversed(names)}  # of names of one form the first
     return next((name if name in names else forms[name] for name in wanted if name in names or name in forms), None)
 
 

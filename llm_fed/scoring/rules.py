@@ -98,15 +98,11 @@ def _constant(labels: Sequence[float], metric: str, read: str) -> tuple[str, flo
 
 
 def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str) -> dict[str, float]:
-    known: dict[tuple[str, ...], float] = {}  # by the answers, as rules often agree on all of them
-    scores = {}
-    for name, rule in rules.items():
-        said = tuple(map(rule, examples))
-        if said not in known:
-            value = score(metric, said, [example.answers for example in examples])
-            known[said] = 0.0 if math.isnan(value) else value  # then it speaks for no rule
-        scores[name] = known[said]
-    return scores
+    said = {name: tuple(map(rule, examples)) for name, rule in rules.items()}
+    right = [example.answers for example in examples]
+    known = {own: score(metric, own, right) for own in dict.fromkeys(said.values())}  # as rules often agree on all
+    # NaN speaks for no rule.
+    return {name: 0.0 if math.isnan(known[own]) else known[own] for name, own in said.items()}
 
 
 def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
