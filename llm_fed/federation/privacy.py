@@ -149,9 +149,8 @@ def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: I
 
 
 def spent_by(settings: PrivacyConfig, site: Site) -> float:
-    """The epsilon of one client's examples after all of its noisy steps; infinite without noise.
-
-    Every step counts as if it sampled at the largest rate of any."""
+    """The epsilon of one client's examples after all of its noisy steps; infinite without noise. Every step counts as
+    if it sampled at the largest rate of any."""
     return _epsilon(settings.noise, *noisy_steps(site), settings.delta)
 
 

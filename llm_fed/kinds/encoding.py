@@ -40,16 +40,13 @@ class Length(NamedTuple):
 
 class Encoder:
     """Encodes the examples of all clients of a task. UserError: there is no such template; later: an example cannot
-    fill it, or has a token without an embedding.
+    fill it, or has a token without an embedding. `skipped`: how many examples of each split were longer than
+    `task.max_length` tokens. `none_fits`: in words, the splits of the last client of which no example fits.
 
     Args:
         template: instead of the one that `task.template` names.
         rows: of the base's embedding, if they are known.
         room: how many tokens may be answered to a prompt of so many, where answers are texts.
-
-    Attributes:
-        skipped: how many examples of each split were longer than `task.max_length` tokens.
-        none_fits: in words, the splits of the last client of which no example fits.
     """
 
     def __init__(

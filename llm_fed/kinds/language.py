@@ -197,16 +197,12 @@ class Language(Kind):
         structure, states = requests[0].structure, [request.state for request in requests]
         prompts = [(row, prompt) for row, request in enumerate(requests) for prompt in request.prompts]
         texts = generation.generate(
-            self,
-            engine.adapted(structure).bank_of(states),
-            prompts,
+            self, engine.adapted(structure).bank_of(states), prompts,
             max_new_tokens=engine.evaluation.max_new_tokens,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
-            captures=engine.captures,
-            fuses=bool(engine.ways.fused),
-            free=engine.free,
-        )
+            captures=engine.captures, fuses=bool(engine.ways.fused), free=engine.free,
+        )  # fmt: skip
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))
 
     def answer_losses(self, requests: Sequence[AnswerLoss], engine: Engine) -> Sequence[float]:
@@ -252,13 +248,11 @@ class Language(Kind):
             for query in request.queries
         ]
         scores = generation.option_log_likelihoods(
-            self,
-            engine.adapted(structure).bank_of(states),
-            queries,
+            self, engine.adapted(structure).bank_of(states), queries,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt, _ in queries]),
             free=engine.free,
-        )
+        )  # fmt: skip
         return list(_shared_out(scores, [len(request.queries) for request in requests]))
 
     answering: ClassVar[Answering] = {
@@ -297,16 +291,11 @@ def load_base(config: BaseConfig, device: str) -> Language:
     try:
         tokenizer = read_words(folder_or_id, config.revision)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder_or_id,
-            revision=config.revision,
-            dtype=dtype,
-            device_map=config.device_map or {"": device},
+            folder_or_id, revision=config.revision, dtype=dtype, device_map=config.device_map or {"": device},
             quantization_config=quantization(config.quantization, dtype) if config.quantization else None,
             attn_implementation=attention(AutoModelForCausalLM, settings, dtype, device),
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+            use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+        )  # fmt: skip
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
