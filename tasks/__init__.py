@@ -102,12 +102,10 @@ def of_object(data: Any) -> dict[str, Task]:
     pictures, collect = given.has_pictures(data), partial(given.collect, data)
     own = {given.NAMES[pictures]: TASKS["images" if pictures else "files"]}
     own |= {named(name): TASKS[name] for name in labelled.NAMES}
-    found = {}
+    found, checksums = {}, partial(given.checksums, data)
     for name, task in own.items():
         load = partial(given.pictures, data) if task.images else partial(task.load, collect=collect)
-        found[name] = dataclasses.replace(
-            task, load=load, selects=False, source="an object", checksums=partial(given.checksums, data)
-        )
+        found[name] = dataclasses.replace(task, load=load, selects=False, source="an object", checksums=checksums)
     return found
 
 

@@ -93,11 +93,10 @@ class Reading:
 
     def events(self) -> list[dict[str, str | bool]]:
         """The lines of metrics.jsonl that say so, and whether each is only information."""
-        events: list[dict[str, str | bool]] = []
-        for label, text in self.for_people().items():
-            information = {} if label == "left out" else {"information": True}
-            events.append({"event": _EVENTS[label], "reason": text, **information})
-        return events
+        return [
+            {"event": _EVENTS[label], "reason": text, **({} if label == "left out" else {"information": True})}
+            for label, text in self.for_people().items()
+        ]
 
     def skipped_lines(self) -> list[dict[str, str | int]]:
         """Every row that was left out."""

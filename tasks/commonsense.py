@@ -88,9 +88,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 
 def _from_hub(name: str) -> ClientData:
     source = SOURCES[name]
-    files = {
-        split: f"{source.folder}/{which}/*.parquet" for split, which in {"train": "train", "test": source.test}.items()
-    }
+    files = {"train": f"{source.folder}/train/*.parquet", "test": f"{source.folder}/{source.test}/*.parquet"}
     rows = hub_rows(source.hub_id, revision="refs/convert/parquet", data_files=files)
     return ClientData(name, **{split: tuple(_from_row(row, source, name) for row in rows[split]) for split in files})
 

@@ -86,13 +86,9 @@ class Marks:
         opening, tag, inner = before.partition(THINK) if before.lstrip().startswith(THINK) else ("", "", before)
         return f"{opening}{tag}{self.hide(inner, pattern)}{THOUGHT}{self.hide(behind, pattern)}"
 
-    def shown(self, char: str) -> str:
-        """The text that a character of `hidden` stands for."""
-        return self._spelled[ord(char) - self._first]
-
     def plain(self, text: str) -> str:
-        """A marked text as it reads."""
-        return self.hidden.sub(lambda match: self.shown(match[0]), text)
+        """A marked text as it reads, with the texts that the characters of `hidden` stand for."""
+        return self.hidden.sub(lambda match: self._spelled[ord(match[0]) - self._first], text)
 
 
 class _Segment(NamedTuple):
@@ -109,8 +105,7 @@ class SafeTokenizer:
     can type. Control tokens that a template wrote get these names first; all others are plain text to the copy. So a
     text without hidden spellings has exactly the tokens of the tokenizer itself, and hidden spellings have those of
     `split_special_tokens=True`. `template`: the text of the template; it may write control tokens that are not declared
-    as special.
-    """
+    as special."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
         self.tokenizer = tokenizer
@@ -210,20 +205,15 @@ class SafeTokenizer:
             twin.pre_tokenizer = backend.pre_tokenizer
         added = self.tokenizer.added_tokens_decoder
         names = {id: self._names.get(token.content, token.content) for id, token in added.items()}
-        twin.add_tokens(
-            [*(_renamed(token, names[id]) for id, token in added.items()), AddedToken(_CUT, normalized=False)]
-        )
+        twin.add_tokens([_renamed(token, names[id]) for id, token in added.items()])
+        twin.add_tokens([AddedToken(_CUT, normalized=False)])
         return twin, {number: id for id, name in names.items() if (number := twin.token_to_id(name)) is not None}
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:
-    return AddedToken(
-        name,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        single_word=token.single_word,
-        normalized=token.normalized and name == token.content,
-    )
+    strips = {"lstrip": token.lstrip, "rstrip": token.rstrip}
+    normalized = token.normalized and name == token.content
+    return AddedToken(name, single_word=token.single_word, normalized=normalized, **strips)
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import pairwise
 from typing import TypeAlias
 
 from llm_fed.basics.errors import UserError, one_line
@@ -40,15 +41,12 @@ def turns_of(value: Cell, where: str, column: str) -> tuple[Turn, ...]:
         _turn(message, f"{where}: message {number} in column {column!r}") for number, message in enumerate(value, 1)
     ]
     spoken = turns[1:] if turns[0].role == "system" else turns
-    before = ""
-    for turn in spoken:
-        expected = _NEXT[before]
-        if turn.role not in expected:
+    for before, role in pairwise(["", *(turn.role for turn in spoken)]):
+        if role not in _NEXT[before]:
             raise UserError(
-                f"{where}: column {column!r} has a message of the {turn.role} where one of the {expected[0]} belongs; "
+                f"{where}: column {column!r} has a message of the {role} where one of the {_NEXT[before][0]} belongs; "
                 "user and assistant must alternate, after an optional system message"
             )
-        before = turn.role
     if not spoken or spoken[-1].role != "assistant":
         raise UserError(f"{where}: column {column!r} does not end with a message of the assistant, to be learned from")
     trained = [number for number, turn in enumerate(turns, 1) if turn.role == "assistant" and turn.trained]

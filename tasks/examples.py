@@ -130,8 +130,7 @@ class Scheme:
     @property
     def used(self) -> list[str]:
         """The columns whose content counts."""
-        labels = [self.label] if self.label else []
-        return [*self.roles.values(), *self._letters, *self.wanted.extra, *labels]
+        return [*self.roles.values(), *self._letters, *self.wanted.extra, *([self.label] if self.label else [])]
 
     def _is_new(self, values: columns.Values) -> bool:
         """Whether a row has a column that none before it has."""

@@ -153,13 +153,10 @@ def clients_of(
     config = replace(config, columns=columns) if columns else config
     path = local_folder(config)
     folders: dict[str, Path] = {}
-    for folder in sorted(path.iterdir(), key=lambda each: natural_order(each.name)):
-        if not folder.is_dir() or folder.name[0] in "._":
-            continue
-        name = rename(folder.name)
-        if name in folders:
-            raise UserError(f"{path} has two folders for the client {name!r}; keep one")
-        folders[name] = folder
+    inside = [folder for folder in path.iterdir() if folder.is_dir() and folder.name[0] not in "._"]
+    for folder in sorted(inside, key=lambda each: natural_order(each.name)):
+        if folders.setdefault(rename(folder.name), folder) is not folder:
+            raise UserError(f"{path} has two folders for the client {rename(folder.name)!r}; keep one")
     if not folders:
         raise UserError(f"{path} holds no client folder such as {known[0]}")
     return [read_client(folders[name], name, config) for name in chosen(config, list(folders))]

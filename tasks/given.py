@@ -149,8 +149,7 @@ def _place(label: Any, names: tuple[str, ...] | None, where: str) -> int:
 
 def _image_and_label(row: Any, where: str) -> tuple[Any, Any]:
     if isinstance(row, Mapping):
-        image = next((row[name] for name in _IMAGES if name in row), None)
-        label = next((row[name] for name in _LABELS if name in row), None)
+        image, label = (next((row[name] for name in known if name in row), None) for known in (_IMAGES, _LABELS))
         if image is None or label is None:
             raise UserError(f"{where} has the columns {', '.join(row)}; a picture's row has an image and a label")
         return image, label

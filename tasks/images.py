@@ -202,9 +202,7 @@ def _read(config: TaskConfig, source: ImageDataset) -> Gallery:
         options = {} if source.configuration is None else {"name": source.configuration}
         return _from_datasets(hub_data(source.hub, **options), source, source.hub)
     path = paths.local("task.path", config.path)
-    if path.is_file():
-        return read_npz(path)
-    archives = sorted(path.glob("*.npz"))
+    archives = [path] if path.is_file() else sorted(path.glob("*.npz"))
     if len(archives) > 1:
         raise UserError(f"{path} holds {archives[0].name} and {archives[1].name}; name one of them in task.path")
     if archives:

@@ -43,7 +43,6 @@ TRAIN = 600  # "randomly select 600 samples for training, and use the remaining 
 XNLI, XNLI_METRIC = "facebook/xnli", "exact_match"
 XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 XNLI_COLUMNS = ColumnsConfig(prompt="premise", input="hypothesis", answer="label")
-XNLI_SPLITS = {"train": "train[:10000]", "test": "test"}
 SIZES = {"train": 300, "test": 200}  # "300 samples for training and 200 samples for evaluation for each client"
 LABELS = ("entailment", "neutral", "contradiction")
 QUESTION = (
@@ -72,8 +71,8 @@ def load_xquad(config: TaskConfig, seed: int) -> TaskData:
 
 def load_xnli(config: TaskConfig, seed: int) -> TaskData:
     def from_hub(language: str) -> ClientData:
-        splits = XNLI_SPLITS.items()
-        rows = {split: hub_rows(XNLI, name=language, split=which)["train"] for split, which in splits}
+        splits = {"train": "train[:10000]", "test": "test"}
+        rows = {split: hub_rows(XNLI, name=language, split=which)["train"] for split, which in splits.items()}
         return of_rows(config, language, rows, XNLI, XNLI_COLUMNS)
 
     clients = clients_of(config, XNLI_LANGUAGES, from_hub, XNLI_COLUMNS)

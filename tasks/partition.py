@@ -49,9 +49,8 @@ def partition(
     """
     check_fields(config, "task.partition.")
     make = lookup("task.partition.kind", config.kind, KINDS)
-    given = {"classes": config.classes, "sizes": config.sizes}
     for name, kind in OWN.items():
-        value = given[name]
+        value = getattr(config, name)
         if (value is not None) != (config.kind == kind):
             raise UserError(
                 f"task.partition.{name}={value} with kind={config.kind}: kind={kind} needs a value, no other takes one"
@@ -61,8 +60,7 @@ def partition(
     pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
     made = list(make(pooled, config, seed, tested).values())
     after = dataclasses.replace(rule or ByContent(seed), server=False)  # it has its own, but for rows that have moved
-    divided = after.hold_out(made, "test", config.test, beside)
-    return {client.client: client for client in divided}
+    return {client.client: client for client in after.hold_out(made, "test", config.test, beside)}
 
 
 def kept(clients: Sequence[Item], config: TaskConfig, seed: int) -> list[Item]:
@@ -203,10 +201,8 @@ def dirichlet(labels: np.ndarray, count: int, alpha: float, seed: int) -> list[n
     """Places of each of `count` clients: each label's are cut, as they are ordered, by one draw of Dirichlet(alpha).
     The same parts as of flwr-datasets' DirichletPartitioner for this seed, a hundred times faster for 500 clients."""
     rng = np.random.default_rng(seed)
-    stretches = []  # per label, one of each client
-    for label in np.unique(labels):
-        indices = np.flatnonzero(labels == label)
-        stretches.append(np.split(indices, _cuts(rng, count, alpha, len(indices))))
+    by_label = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    stretches = [np.split(own, _cuts(rng, count, alpha, len(own))) for own in by_label]  # per label, one of each client
     return _shuffled([np.concatenate(of_client) for of_client in zip(*stretches, strict=True)], rng)
 
 
@@ -215,8 +211,7 @@ def pathological(labels: np.ndarray, count: int, classes: int, alpha: float, see
 
     One client after another takes the labels that the fewest hold so far, ties at random: every label has a client, and
     any two labels equally many up to one. A label's indices are cut, as they are ordered, by one draw over its clients,
-    after each has been given one. UserError where the numbers of labels, clients and examples do not allow it.
-    """
+    after each has been given one. UserError where the numbers of labels, clients and examples do not allow it."""
     names, label_of = np.unique(labels, return_inverse=True)
     requested = f"task.partition.classes={classes}"
     if not 1 <= classes <= len(names):
@@ -249,8 +244,7 @@ def cluster(labels: np.ndarray, splits: np.ndarray, sizes: Sequence[int], seed: 
 
     The labels in natural order are cut into equally long blocks up to one label, a block for each cluster. Its examples
     are dealt out to its clients like cards, split by split, label by label and then as they are ordered, so that they
-    have equally many of each up to one. UserError for fewer labels than clusters.
-    """
+    have equally many of each up to one. UserError for fewer labels than clusters."""
     names = sorted(set(labels.tolist()), key=natural_order)
     if len(names) < len(sizes):
         raise UserError(

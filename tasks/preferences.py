@@ -48,7 +48,6 @@ def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: st
             f"{apart[0].role}'s text {one_line(apart[0].content.strip())[:60]!r}; give both the same, or drop the row"
         )
     if not any(behind):
-        _check(chosen[-1].content, rejected[-1].content, where)
         raise _same(chosen[-1].content, where)
     if len(behind[0]) == len(behind[1]) == 1 and not (behind[0][0].fields or behind[1][0].fields):
         _check(behind[0][0].content, behind[1][0].content, where)
@@ -65,16 +64,13 @@ def check_prompt(requested: Sequence[Message], whole: Sequence[Message], where: 
     said, turns = ([_content(message) for message in messages] for messages in (requested, whole))
     if said == turns[: len(said)]:
         return
-    held = [text for message, text in zip(whole, turns, strict=True) if _speaker(message) in ("user", "human")]
+    speakers = [str(message.get("role", message.get("from"))).strip().casefold() for message in whole]
+    held = [text for who, text in zip(speakers, turns, strict=True) if who in ("user", "human")]
     if len(said) > 1 or not any(text and text in said[0] for text in held):
         raise UserError(
             f"{where}: the prompt, {one_line(said[-1])[-60:]!r}, is not what the messages in column {column!r} begin "
             "with; correct one of both, or drop the row"
         )
-
-
-def _speaker(message: Message) -> str:
-    return str(message.get("role", message.get("from"))).strip().casefold()
 
 
 def _content(message: Message) -> str:

@@ -67,9 +67,8 @@ class Record:
         }
         splits = self.splits & HERE
         for bit, items in parts.items():
-            own = [common.digests(each) for each in items if len(each)]
-            if own:
-                splits[np.isin(self.digests, np.concatenate(own))] |= bit
+            own = np.concatenate([np.empty(0, np.uint64), *map(common.digests, items)])
+            splits[np.isin(self.digests, own)] |= bit
         return dataclasses.replace(self, splits=splits)
 
     def splits_of(self, digests: np.ndarray) -> np.ndarray:

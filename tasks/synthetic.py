@@ -69,8 +69,7 @@ def planted(groups: Mapping[str, int], traits: Sequence[str], seed: int) -> Task
     held_out = TEST + VALIDATION
     clients = {}
     for client, group in groups.items():
-        train = rng.sample(range(held_out, len(animals)), TRAIN)
-        splits = [train, range(TEST, held_out), range(TEST)]
+        splits = [rng.sample(range(held_out, len(animals)), TRAIN), range(TEST, held_out), range(TEST)]
         clients[client] = ClientData(client, *(tuple(example(i, group) for i in split) for split in splits))
     return TaskData("planted", METRIC, clients)
 

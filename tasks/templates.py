@@ -46,8 +46,7 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, templat
     Whether they begin with BOS (once) is the tokenizer's own rule: LLaMA's yes, GPT-2's and Qwen's no. An EOS that a
     tokenizer appends to every text is removed. With `chat` all special tokens are the template's. What a prompt, a text
     or a conversation, spells like a special token is text. UserError as in `template_of`, where a chat template fails,
-    and for messages of a tool in a text template.
-    """
+    and for messages of a tool in a text template."""
     return filled(template if prompt else BARE, tokenizer).prompt(as_turns(prompt))
 
 
@@ -57,8 +56,7 @@ def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str 
 
     No token is part of both, so that the prompt's tokens are the same whatever the answer. The target's
     log-probabilities add up to the log-likelihood of the answer; the token that ends it counts, so an option that
-    begins another is not favoured.
-    """
+    begins another is not favoured."""
     last = Turn("assistant", example.answers[0], fields=example.fields)
     return filled(template if example.prompt else BARE, tokenizer).conversation([*as_turns(example.prompt), last])
 

@@ -69,7 +69,7 @@ def check_scored(experiment: Experiment) -> None:
     """Refuse a stop rule that would never see a score. UserError: nobody who is scored here has a validation
     example."""
     scored, patience = experiment.scored.values(), experiment.config.stop.patience  # over a network there is nobody
-    if patience is not None and scored and not any(site.data.queries.get("validation") for site in scored):
+    if scored and not any(site.data.queries.get("validation") for site in scored):
         raise UserError(UNSCORED.format(patience))
 
 

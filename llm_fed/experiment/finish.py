@@ -52,10 +52,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, bas
     config, before = experiment.config, _remembered(experiment)
     last = progress.ended.round if progress.ended else config.rounds
     with signs.part(signs.FINISHING):
-        finish(
-            experiment.method, experiment.trainers, experiment.runtime, run, progress,
-            round=last + 1, lr=config.local.lr,
-        )  # fmt: skip
+        finish(experiment.method, experiment.trainers, experiment.runtime, run, progress, round=last + 1)
     if config.privacy.by_example:  # what clients finished counts as well
         spent = privacy.spent(config, last, lambda round: 0, experiment.clients.values())
         run.log({"kind": "privacy", "round": last, **spent})

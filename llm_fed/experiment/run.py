@@ -123,7 +123,8 @@ def checked(config: Config, reporter: Reporter, begins: bool, **given: Any) -> E
     if begins:
         unused.check(config)
     built = prepare(config, reporter, **given)
-    check_scored(built)
+    if config.stop.patience is not None:
+        check_scored(built)
     if begins:
         built.base.check_names(config.adapter)
     return built

@@ -126,8 +126,7 @@ def _running(
             layer |= stacked.mean(1) < torch.minimum(start.mean(1), middle.mean()) / COORDINATE
         beside = f"the median {float(middle.abs().mean()):.3g} of this round" if several else "what it was sent"
         for row in (layer | one).nonzero().flatten().tolist():
-            largest = float(stacked[row][off[row].argmax()])
-            what = f"{_name(path)}.extras.{name} holds {largest:.3g}"
+            what = f"{_name(path)}.extras.{name} holds {float(stacked[row][off[row].argmax()]):.3g}"
             over = times[0] if bool(layer[row]) else times[1]
             reasons.setdefault(indices[row], f"{what}, too far from {beside} (over {over:g} times)")
     return reasons

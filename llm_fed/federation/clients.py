@@ -27,6 +27,7 @@ from llm_fed.state.wire import Message, pack, unpack
 
 Answers = dict[str, Message | Exception]  # by client, its answer or what ended its work
 Then = Callable[[Answers], Answers]
+Updates = Mapping[str, Coroutine[Any, Any, Message]]  # by client its work
 
 
 class Clients(Protocol):
@@ -35,26 +36,16 @@ class Clients(Protocol):
     @property
     def sites(self) -> Mapping[str, Client]:
         """Those whose memories lie in this process, hence in its checkpoints."""
-        ...
 
     def take(self, progress: Progress) -> None:
         """Go on from this progress, of a checkpoint or of a run that begins."""
-        ...
 
     def spent(self, config: Config, round: int) -> dict[str, Json]:
         """What metrics.jsonl says of the privacy after a round, see `privacy.spent`."""
-        ...
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
-        """Send each client of the round's cohort its message, and put what is answered on its way.
-
-        Args:
-            progress: `in_flight` takes the answers.
-
-        Returns:
-            The round's line in metrics.jsonl: how many were asked and failed, bytes, the mean loss.
-        """
-        ...
+        """Send each client of the round's cohort its message, and put what is answered on its way (`in_flight` of
+        `progress`). Returns the round's line in metrics.jsonl: how many were asked and failed, bytes, the mean loss."""
 
 
 @dataclass
@@ -85,9 +76,7 @@ class LocalClients:
         with watch("collect"):
             return self._collect(asks, run, progress, sent, messages, answers)
 
-    def _ask(
-        self, method: Method, messages: Mapping[str, bytes], round: int, lr: float, then: Then | None = None
-    ) -> Answers:
+    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float, then: Then | None) -> Answers:
         """What each client answers to its message. `then`: see `run_each`."""
         for name in messages:
             self.sites[name].begin(round, lr)
@@ -140,18 +129,11 @@ class LocalClients:
 
 
 def finish(
-    method: Method,
-    sites: Mapping[str, Client],
-    runtime: Runtime,
-    run: Run,
-    progress: Progress,
-    *,
-    round: int,
-    lr: float,
+    method: Method, sites: Mapping[str, Client], runtime: Runtime, run: Run, progress: Progress, *, round: int
 ) -> None:
     """`Method.finish` at every client, in the `round` after the last; who fails is logged and goes without."""
     for site in sites.values():
-        site.begin(round, lr)
+        site.begin(round, run.config.local.lr)
         site.rounds = round - 1
     if type(method).finish is Method.finish:  # does nothing
         return
@@ -167,12 +149,8 @@ def finish(
 
 @dataclass(eq=False, repr=False)
 class Messages(Mapping[str, Message]):
-    """By client what it would be sent now, made whenever it is looked up, hence in memory of its own.
-
-    Args:
-        state: the server's.
-        encoding: `transport`.
-    """
+    """By client what it would be sent now, made whenever it is looked up, hence in memory of its own. `state`: the
+    server's. `encoding`: `transport`."""
 
     method: Method
     state: Message
@@ -237,12 +215,7 @@ def then_summed(sites: Mapping[str, Client], method: Method, requested: Sequence
     return mean
 
 
-def run_each(
-    sites: Mapping[str, Client],
-    work: Mapping[str, Coroutine[Any, Any, Message]],
-    runtime: Runtime,
-    then: Then | None = None,
-) -> Answers:
+def run_each(sites: Mapping[str, Client], work: Updates, runtime: Runtime, then: Then | None = None) -> Answers:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked. `then`:
     what is made of all answers together."""
     before = {name: copy(sites[name].memory) for name in work}

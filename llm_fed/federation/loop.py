@@ -147,8 +147,7 @@ def federate(
             record["updates"] = compared(method, progress.state, uploads)
         if config.privacy.central:
             like = method.upload_like(method.broadcast(progress.state, server.clients[0]))
-            secret = federation.secret or run.secret
-            uploads = noisy_mean(uploads, like, config, len(server.clients), secret, round)
+            uploads = noisy_mean(uploads, like, config, len(server.clients), federation.secret or run.secret, round)
         with watch("server"):
             step = method.server_update(server, progress.state, uploads)
             progress.state = _single(federation.runtime, server, round, lr, step)
@@ -157,8 +156,7 @@ def federate(
         for why in server.unmoved:
             log_event(run, round, server.id, "no mean", why)
         if private:
-            budget = clients.spent(config, round)
-            run.log({"kind": "privacy", "round": round, **budget})
+            run.log({"kind": "privacy", "round": round, **clients.spent(config, round)})
         done = {"padding": rounded(work.padding), "tokens": work.tokens}
         done |= {"server_steps": len(server.losses)} if server.losses else {}
         run.log({"kind": "round", "round": round, "lr": lr, **record, **done})

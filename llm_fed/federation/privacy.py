@@ -124,8 +124,7 @@ def noisy_mean(
     """The noisy mean of what arrived in a round, perhaps nothing, as one upload (`privacy.where=server`).
 
     The sum is divided by the mean size of a cohort of all `clients`, however many arrived. Uploads are clipped here
-    too, since compression (`transport`), or a client, may have made them longer. `like`: an upload.
-    """
+    too, since compression (`transport`), or a client, may have made them longer. `like`: an upload."""
     privacy = config.privacy
     assert privacy.clip is not None  # see `PrivacyConfig.central`
     total = torch.zeros(like.layout.size, dtype=torch.float64)
@@ -141,21 +140,17 @@ def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: I
     many of the first so many rounds a client was asked, at most. `sites`: those that count noisy steps."""
     settings = config.privacy
     if settings.by_example:
-        rates: dict[int, float] = {}  # by number of steps the largest: one of them has the largest epsilon
-        for rate, steps in map(noisy_steps, sites):
-            rates[steps] = max(rate, rates.get(steps, 0.0))
+        # By number of steps the largest rate, which comes last: one of them has the largest epsilon.
+        rates = dict(sorted((steps, rate) for rate, steps in map(noisy_steps, sites)))
         found = [_epsilon(settings.noise, rate, steps, settings.delta) for steps, rate in rates.items()]
-        value = max(found, default=0.0)
-        return {"epsilon": shown(value), "delta": settings.delta, "unit": settings.unit}
+        return {"epsilon": shown(max(found, default=0.0)), "delta": settings.delta, "unit": settings.unit}
     value = epsilon(settings, config.participation, round if settings.central else most_asked(round))
     return {"epsilon": shown(value), "delta": settings.delta, "where": settings.where}
 
 
 def spent_by(settings: PrivacyConfig, site: Site) -> float:
-    """The epsilon of one client's examples after all of its noisy steps; infinite without noise.
-
-    Every step counts as if it sampled at the largest rate of any.
-    """
+    """The epsilon of one client's examples after all of its noisy steps; infinite without noise. Every step counts as
+    if it sampled at the largest rate of any."""
     return _epsilon(settings.noise, *noisy_steps(site), settings.delta)
 
 

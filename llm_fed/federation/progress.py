@@ -98,9 +98,8 @@ class Progress:
 def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server) -> Progress:
     """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories. Where other
     rows are scored now, the search for the best round starts again."""
-    saved = None
-    if run.continues:  # else nothing lies there
-        saved = run.checkpoints.latest()
+    saved = run.checkpoints.latest() if run.continues else None  # else nothing lies there
+    if run.continues:
         run.rewind(saved.state if saved else None)
     if saved is None:
         for site in (*clients.values(), server):
@@ -133,12 +132,9 @@ def scores(run: Run) -> list[dict[str, Any]]:
 
 def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Server) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
-    rows: dict[str, StoredRow | Mapping[str, StoredRow]] = {}
-    for name in sorted(progress.requested & clients.keys()):
-        if kept := _rows(clients[name]):
-            rows[f"memory/{name}"] = kept
-    if kept := _rows(server):
-        rows["server"] = kept
+    sites = {f"memory/{name}": clients[name] for name in sorted(progress.requested & clients.keys())}
+    held = {key: cast(Memory, site.memory).rows for key, site in {**sites, "server": server}.items()}  # since `resume`
+    rows: dict[str, StoredRow | Mapping[str, StoredRow]] = {key: kept for key, kept in held.items() if kept}
     flying = []
     for item in progress.in_flight:
         key = f"flight/{item.requested}/{item.client}"
@@ -167,10 +163,6 @@ def prune(run: Run, progress: Progress) -> None:
     newest = [round for round in rounds_in(run.checkpoints.folder) if round <= progress.round][-settings.keep :]
     kept = {*newest, *settings.keep_rounds, progress.best.round}
     run.checkpoints.prune(lambda round: round in kept or round > progress.round)
-
-
-def _rows(site: Site) -> Mapping[str, StoredRow]:
-    return cast(Memory, site.memory).rows  # since `resume`
 
 
 def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = None) -> Progress:
@@ -202,12 +194,9 @@ def stop_reason(lines: Sequence[Mapping[str, float]], stop: StopConfig, since: i
 
     It follows from the scores alone, which metrics.jsonl holds up to the newest checkpoint, so a run that is killed and
     continued ends after the same round as one that was never interrupted. As in early stopping of other libraries, only
-    a value that differs by more than `stop.min_delta` from the best one so far becomes the best one.
-
-    Args:
-        lines: the lines of scores, in the order of their rounds.
-        since: a round from which the user let the run go on; only scored rounds after it are counted.
-    """
+    a value that differs by more than `stop.min_delta` from the best one so far becomes the best one. `lines`: of
+    scores, in the order of their rounds. `since`: a round from which the user let the run go on; only scored rounds
+    after it are counted."""
     if stop.patience is None:
         return ""
     best, round, waited = -math.inf, 0.0, 0

@@ -28,11 +28,9 @@ class Schedule(Protocol):
     @property
     def cohort_size(self) -> int:
         """The most clients that are asked in one round."""
-        ...
 
     def asks(self, round: int) -> list[Ask]:
         """The cohort of `round` (1, 2, ...), sorted by client order."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,8 @@ class Delayed:
     Each round samples `ceil(participation * m)` of the m clients, or as many as there are, among those that are not at
     work: a client asked in round k with delay t is at work until its answer arrives in round k + t. An answer that
     never arrives occupies its client just as long. Sampling, delays and drop-outs are drawn from three seed streams.
-
-    Args:
-        sigma: standard deviation, in rounds, of the normal draw x in delay = floor(|x|).
-        drop_out: probability that an answer never arrives.
-    """
+    `sigma`: standard deviation, in rounds, of the normal draw x in delay = floor(|x|). `drop_out`: probability that an
+    answer never arrives."""
 
     clients: Sequence[str]
     participation: float = 1.0

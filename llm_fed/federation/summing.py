@@ -120,8 +120,7 @@ def check_upload(like: Message, name: str) -> None:
 
 def ring_of(private: PrivacyConfig, cohort: int) -> Ring:
     """In which uploads are added up; with noise at the server, `privacy.clip` is the bound."""
-    bound = private.clip if private.central and private.clip is not None else private.bound
-    return Ring(cohort, bound)
+    return Ring(cohort, private.clip if private.central and private.clip is not None else private.bound)
 
 
 def numbers(upload: Message, private: PrivacyConfig, ring: Ring, share: float, key: bytes) -> Tensor:

@@ -3,7 +3,7 @@ how the clients' updates compare, so that one finds the client that spoils a rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from types import MappingProxyType
 
@@ -46,9 +46,8 @@ def flaws(
             flaw = difference(skeleton(content), its.skeleton, "upload") or infinite_flaw(content)
             reasons.append(flaw or own_flaw(content, roles, its))
     whole = {index: content for index, content in enumerate(contents) if not reasons[index]}
-    for index, flaw in far(whole, roles, given, bound).items():
-        reasons[index] = flaw
-    return reasons
+    far_off = far(whole, roles, given, bound)
+    return [far_off.get(index, reason) for index, reason in enumerate(reasons)]
 
 
 def _decoded(item: InFlight) -> Message | WireError:
@@ -111,37 +110,28 @@ def compared(method: Method, state: Message, uploads: Sequence[Upload]) -> dict[
     """By client the norm of its update, and its cosine with the mean of the other updates of the round; None where no
     other has the same shape, or one of the two is zero. Of uploads without states nothing is known. `state`: of the
     server, before its step."""
-    rows: dict[str, Tensor] = {}
-    for upload in uploads:
-        parts = [leaf.row for _, leaf in leaves(upload.content) if isinstance(leaf, State)]
-        if parts:
-            rows[upload.client] = torch.cat(parts).double()
+    parts = {each.client: [leaf.row for _, leaf in leaves(each.content) if isinstance(leaf, State)] for each in uploads}
+    rows = {client: torch.cat(own).double() for client, own in parts.items() if own}
     role = role_of(method.sends, "", uploads[0].content) if uploads else None
     if rows and isinstance(role, Weights) and not role.changes:
-        rows = _changes(rows, _sent(method, state, uploads))
+        rows = _changes(rows, method, state, uploads)
     sums: dict[int, Tensor] = {}
     for row in rows.values():
         sums[len(row)] = sums[len(row)] + row if len(row) in sums else row.clone()
     return {client: [_short(row.norm()), _cosine(row, sums[len(row)] - row)] for client, row in rows.items()}
 
 
-def _sent(method: Method, state: Message, uploads: Sequence[Upload]) -> dict[str, Tensor]:
-    """What the clients are sent, where that is a state like their upload."""
-    found = {}
+def _changes(rows: dict[str, Tensor], method: Method, state: Message, uploads: Sequence[Upload]) -> dict[str, Tensor]:
+    """The changes in training, where uploads are models, states like what was sent: these are nearer to it than to
+    zero."""
+    changes = {}
     for upload in uploads:
-        message = method.broadcast(state, upload.client)
-        if isinstance(message, State) and isinstance(upload.content, State) and message.layout == upload.content.layout:
-            found[upload.client] = message.row.double()
-    return found
-
-
-def _changes(rows: Mapping[str, Tensor], models: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The changes in training, where uploads are models: these are nearer to what was sent than to zero."""
-    if not models.keys() >= rows.keys():
-        return dict(rows)
-    changes = {client: row - models[client] for client, row in rows.items()}
+        sent = method.broadcast(state, upload.client)
+        if not (isinstance(sent, State) and isinstance(upload.content, State) and sent.layout == upload.content.layout):
+            return rows
+        changes[upload.client] = rows[upload.client] - sent.row.double()
     nearer = fmean(float(row.norm()) for row in changes.values()) < fmean(float(row.norm()) for row in rows.values())
-    return changes if nearer else dict(rows)
+    return changes if nearer else rows
 
 
 def _cosine(row: Tensor, others: Tensor) -> float | None:

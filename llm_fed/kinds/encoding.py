@@ -40,16 +40,13 @@ class Length(NamedTuple):
 
 class Encoder:
     """Encodes the examples of all clients of a task. UserError: there is no such template; later: an example cannot
-    fill it, or has a token without an embedding.
+    fill it, or has a token without an embedding. `skipped`: how many examples of each split were longer than
+    `task.max_length` tokens. `none_fits`: in words, the splits of the last client of which no example fits.
 
     Args:
         template: instead of the one that `task.template` names.
         rows: of the base's embedding, if they are known.
         room: how many tokens may be answered to a prompt of so many, where answers are texts.
-
-    Attributes:
-        skipped: how many examples of each split were longer than `task.max_length` tokens.
-        none_fits: in words, the splits of the last client of which no example fits.
     """
 
     def __init__(
@@ -69,8 +66,7 @@ class Encoder:
         self._queried = lru_cache(MOST)(self._query)
         self._untrained = 0  # messages of the assistant that are no targets
         self._not_compared = 0  # examples that are asked, whose given answers are too long
-        measured = config.eval.ability and not self.objective.preferences
-        self._ability = self._fixed_text() if measured else ()
+        self._ability = self._fixed_text() if config.eval.ability and not self.objective.preferences else ()
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
         config, before, self.none_fits = self.config, self.skipped.copy(), []
@@ -118,21 +114,20 @@ class Encoder:
         """What evaluation asks: of the examples whose prompt fits, the first `limit`."""
         self._check(examples)
         skips, most = self.task.too_long == "skip", self.task.max_length
-        indices: list[int] = []
-        lengths: list[Length] = []
+        lengths: dict[int, Length] = {}  # by index
         seen = 0
         for index, example in enumerate(examples):
-            if limit is not None and len(indices) == limit:
+            if limit is not None and len(lengths) == limit:
                 break
             seen, length = seen + 1, self._length(example)
             needed = length.prompt if example.prompt or not skips else length.whole
             if self.task.too_long == "cut-start" or needed <= most:
-                indices.append(index)
-                lengths.append(length)
-        self._count(client, split, seen, len(indices))
+                lengths[index] = length
+        self._count(client, split, seen, len(lengths))
         if self.objective.preferences and skips:
-            self._not_compared += sum(length.whole > most for length in lengths)
-        return Encodings([examples[index] for index in indices], lambda own, index: self._queried(own[index]), lengths)
+            self._not_compared += sum(length.whole > most for length in lengths.values())
+        chosen = [examples[index] for index in lengths]
+        return Encodings(chosen, lambda own, index: self._queried(own[index]), [*lengths.values()])
 
     def cut(self, queries: Sequence[Query]) -> list[int]:
         """The tokens of the right answers to `queries`, of those that are longer than the model may answer; of several
@@ -250,8 +245,7 @@ class Encoder:
         if example.extra:
             found = replace(found, extra=dict(example.extra))
         if len(found.input_ids) > most:
-            cuts = {"skip": slice(0), "cut-end": slice(most), "cut-start": slice(-most, None)}
-            kept = cuts[self.task.too_long]
+            kept = {"skip": slice(0), "cut-end": slice(most), "cut-start": slice(-most, None)}[self.task.too_long]
             found = replace(found, input_ids=found.input_ids[kept], target=[False, *found.target[kept][1:]])
             if not any(found.target):
                 return None

@@ -82,8 +82,7 @@ class Images(Kind):
         """Of pictures whose pixels lie in the memory of the device that computes, where they fit, so that no step waits
         for them."""
         parties = [*task.clients.values(), *([task.server] if task.server else [])]
-        splits = (split for data in parties for split in (data.train, data.validation, data.test))
-        size = sum(picture.pixels.nbytes for split in splits for picture in split)
+        size = sum(picture.pixels.nbytes for data in parties for split in data.splits.values() for picture in split)
         if self.device.type == "cpu":
             return super().encoding(config, task, reads, note)
         if size > free_memory(self.device) // 4:
@@ -126,10 +125,8 @@ class Images(Kind):
 
     def _given(self, module: str, structure: Structure) -> bool:
         """Whether a module's weights are the checkpoint's."""
-        if not self.pretrained:
-            return False
         locations = {f"{name}." if name else "": architecture for name, architecture in structure.parts}
-        return any(
+        return self.pretrained and any(
             module.startswith(location) and architecture in ("", self.name) and module != location + self.head
             for location, architecture in locations.items()
         )

@@ -41,11 +41,9 @@ class Encoding(Protocol):
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
         """`data` with a site's examples; to be called for the clients in their order, and then for the server."""
-        ...
 
     def note(self) -> str:
         """What was left out or not read as it stands, in words; empty where nothing was."""
-        ...
 
 
 @dataclass(kw_only=True)

@@ -138,9 +138,7 @@ class Language(Kind):
         return wording.ADAPTER if structure.plain else wording.EXPERTS
 
     def beside_adapters(self, prompt_of_model: Prompt | None) -> Mapping[str, bytes]:
-        if prompt_of_model is None:
-            return {}
-        return {prompt.FILE: prompt_of_model.as_json(self.tokenizer, self.source)}
+        return {} if prompt_of_model is None else {prompt.FILE: prompt_of_model.as_json(self.tokenizer, self.source)}
 
     def prompt_of(self, config: Config) -> Prompt:
         """Raises UserError where the template is `chat` and the tokenizer has none."""
@@ -199,16 +197,12 @@ class Language(Kind):
         structure, states = requests[0].structure, [request.state for request in requests]
         prompts = [(row, prompt) for row, request in enumerate(requests) for prompt in request.prompts]
         texts = generation.generate(
-            self,
-            engine.adapted(structure).bank_of(states),
-            prompts,
+            self, engine.adapted(structure).bank_of(states), prompts,
             max_new_tokens=engine.evaluation.max_new_tokens,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
-            captures=engine.captures,
-            fuses=bool(engine.ways.fused),
-            free=engine.free,
-        )
+            captures=engine.captures, fuses=bool(engine.ways.fused), free=engine.free,
+        )  # fmt: skip
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))
 
     def answer_losses(self, requests: Sequence[AnswerLoss], engine: Engine) -> Sequence[float]:
@@ -218,15 +212,13 @@ class Language(Kind):
         prompts = [(request.state, query.prompt) for request in requests for query in request.queries]
         model, mix = engine.adapted(structure), self.mixing_weights(structure, prompts)
         bank = model.bank_of(states)
-        return model.within_memory(
-            lambda within: inference.mean_losses(within, bank, list(enumerate(examples)), mix=mix)
-        )
+        requested = list(enumerate(examples))
+        return model.within_memory(partial(inference.mean_losses, bank=bank, requested=requested, mix=mix))
 
     def log_likelihoods(self, requested: LogLikelihoods, engine: Engine) -> list[tuple[float, ...]]:
         """Of one client after another: its examples fill micro-batches by themselves."""
-        model, bank = engine.adapted(requested.structure), None
-        if requested.state is not None:
-            bank = model.bank_of([requested.state])
+        model = engine.adapted(requested.structure)
+        bank = None if requested.state is None else model.bank_of([requested.state])
         found: list[tuple[float, ...]] = []
         size = requested.chunk or max(1, len(requested.examples))
         for at in range(0, len(requested.examples), size):
@@ -256,13 +248,11 @@ class Language(Kind):
             for query in request.queries
         ]
         scores = generation.option_log_likelihoods(
-            self,
-            engine.adapted(structure).bank_of(states),
-            queries,
+            self, engine.adapted(structure).bank_of(states), queries,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt, _ in queries]),
             free=engine.free,
-        )
+        )  # fmt: skip
         return list(_shared_out(scores, [len(request.queries) for request in requests]))
 
     answering: ClassVar[Answering] = {
@@ -301,16 +291,11 @@ def load_base(config: BaseConfig, device: str) -> Language:
     try:
         tokenizer = read_words(folder_or_id, config.revision)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder_or_id,
-            revision=config.revision,
-            dtype=dtype,
-            device_map=config.device_map or {"": device},
+            folder_or_id, revision=config.revision, dtype=dtype, device_map=config.device_map or {"": device},
             quantization_config=quantization(config.quantization, dtype) if config.quantization else None,
             attn_implementation=attention(AutoModelForCausalLM, settings, dtype, device),
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+            use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+        )  # fmt: skip
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
@@ -319,7 +304,7 @@ def load_base(config: BaseConfig, device: str) -> Language:
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete causal language model"
         )
-    return _frozen(model, tokenizer, config, dtype, Origin.of(config))
+    return _frozen(model, tokenizer, config, Origin.of(config))
 
 
 def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
@@ -352,19 +337,16 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
     if model.dtype != dtype:
         raise UserError(f"base.dtype={config.dtype}, but the model given as base= is in {model.dtype}; leave it out")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return _frozen(model, copy.deepcopy(tokenizer), config, dtype, None)
+    return _frozen(model, copy.deepcopy(tokenizer), config, None)
 
 
 def _frozen(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    config: BaseConfig,
-    dtype: torch.dtype,
-    origin: Origin | None,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: BaseConfig, origin: Origin | None
 ) -> Language:
     ensure_pad_token(tokenizer, config.name)
     freeze(model)
     if config.activation_checkpointing:
         checkpoint_activations(model, config.name)
+    dtype = DTYPES[config.dtype]
     autocast = None if dtype == torch.float32 else dtype
     return Language(model=model, tokenizer=tokenizer, name=config.name, dtype=dtype, autocast=autocast, origin=origin)

@@ -122,8 +122,7 @@ class SentenceEncoding:
 
         def encoded(split: str, examples: Sequence[Example], count: bool = True) -> list[Sentence]:
             found = self._base.sentences(examples, names, where=f"client {id}, {split}")
-            kept = [self._fitting(sentence) for sentence in found]
-            fitting = [sentence for sentence in kept if sentence is not None]
+            fitting = [kept for sentence in found if (kept := self._fitting(sentence)) is not None]
             if count:
                 self._skipped[split] += len(found) - len(fitting)
                 if found and not fitting:

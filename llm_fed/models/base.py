@@ -87,8 +87,9 @@ class Base:
         model that is not the run's base. `rank`: of the client's adapter (default: the largest that a client has)."""
         if adapter is None:
             return Full((("", architecture),))
-        rank = ranks.largest(adapter.rank) if rank is None else rank
-        return lora.Lora.from_config(replace(adapter, rank=rank), whole=self.heads)
+        if rank is None and not isinstance(adapter.rank, int):
+            rank = ranks.largest(adapter.rank)
+        return lora.Lora.from_config(adapter if rank is None else replace(adapter, rank=rank), whole=self.heads)
 
     def model_of(self, structure: Structure) -> nn.Module:
         """The model, or models side by side, that clients of this structure have. It is shared: do not change it."""

@@ -292,7 +292,8 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
             shapes[router(name)] = (len(structure.experts), inputs)
     for name, (inputs, outputs) in expert_sizes(model, structure).items() if structure.parameters else ():
         shapes |= zip(pair(name, ""), ((structure.rank, inputs), (outputs, structure.rank)), strict=True)
-    shapes |= {name: tuple(each.shape) for name, each in whole_parameters(model, structure).items()}
+    if structure.whole:
+        shapes |= {name: tuple(each.shape) for name, each in whole_parameters(model, structure).items()}
     return Layout(tuple(shapes), tuple(shapes.values()))
 
 
@@ -325,7 +326,7 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     model has them."""
     indices = layout(model, structure)
     state = State(indices, torch.zeros(indices.size, dtype=dtype))
-    for name, parameter in whole_parameters(model, structure).items():
+    for name, parameter in whole_parameters(model, structure).items() if structure.whole else ():
         state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():
         state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))

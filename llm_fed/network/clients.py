@@ -67,9 +67,7 @@ class RemoteClients:
         say: tells the operator.
     """
 
-    def __init__(
-        self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None] = lambda text: None
-    ):
+    def __init__(self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None]):
         self.sites: dict[str, Client] = {}  # no client's memory is here
         self._secret, self._central = secret, config.privacy.central
         self._link, self._config, self._token, self._say = link, config, token, say
@@ -81,13 +79,9 @@ class RemoteClients:
 
     def gather(self, base: str, known: Mapping[str, Any]) -> None:
         """Wait for the clients that the configuration names, or for as many as it says, and fix their order; see
-        `Roster.gather`.
-
-        Args:
-            base: the fingerprint that the base of every node must have.
-            known: network.json: who took part when this run was begun (`clients`), at which of the `nodes` each was,
-                and how many `examples` it said it had; with others it is not accepted.
-        """
+        `Roster.gather`. `base`: the fingerprint that the base of every node must have. `known`: network.json: who took
+        part when this run was begun (`clients`), at which of the `nodes` each was, and how many `examples` it said it
+        had; with others it is not accepted."""
         self.roster.owners |= known["nodes"]
         self.roster.examples |= known["examples"]
         self.roster.base, configured, before = base, self._config.network.clients, known["clients"]
@@ -289,9 +283,7 @@ class RemoteClients:
         asks = {ask for ask, requested in self._waiting.items() if requested.round == round}
 
         def enough(came: Collection[str]) -> bool:
-            if settings.enough:
-                return len(came) >= settings.enough
-            return asks.issubset(came) and bool(came)
+            return len(came) >= settings.enough if settings.enough else asks.issubset(came) and bool(came)
 
         came = self._await(self._waiting.keys(), time.monotonic() + settings.deadline, enough=enough)
         return [(self._waiting.pop(ask), reply) for ask, reply in came.items()]

@@ -100,19 +100,9 @@ def natural(config: Config) -> Config:
 
 def write(folder: Path, config: Config, name: str, source: Path | None = None) -> str:
     """Write the app: pyproject.toml, a package of two modules and the configuration, and an example of a policy.
-
-    Args:
-        name: of the project, and of the run folder at the server.
-        source: the configuration file.
-
-    Returns:
-        What of the configuration has no meaning on a network, and what else is to be known, as lines to add to a
-        message.
-
-    Raises:
-        UserError: the folder holds something else, or Flower would refuse its name.
-        RunError: it cannot be written.
-    """
+    `name`: of the project, and of the run folder at the server. `source`: the configuration file. Returns what of the
+    configuration has no meaning on a network, and what else is to be known, as lines to add to a message. UserError:
+    the folder holds something else, or Flower would refuse its name. RunError: it cannot be written."""
     own = folder.resolve().name
     if not accepts(own):
         better = folder.parent / name_of(own)

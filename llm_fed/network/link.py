@@ -208,10 +208,7 @@ def summary_of(metric: str, replies: Mapping[str, Reply]) -> Summary | None:
     scores = {name: reply.score for name, reply in replies.items() if reply.score is not None}
     losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
     unscored = [name for name, reply in replies.items() if reply.unscored]
-    beside: dict[str, dict[str, float]] = {}
-    for name in scores:
-        for key, value in replies[name].beside.items():
-            beside.setdefault(key, {})[name] = value
+    beside = {name: replies[name].beside for name in scores}
     return summarize(metric, scores, losses, unscored, beside) if scores else None
 
 
@@ -220,15 +217,12 @@ class Link(Protocol):
 
     def nodes(self) -> Mapping[int, str]:
         """Those that are there now, by their id the name under which the operator registered their key."""
-        ...
 
     def send(self, orders: Sequence[tuple[int, Mapping[str, Json], bytes]], patience: float) -> list[str | None]:
         """An id for each order (None: it cannot be sent); no reply is awaited longer than `patience` seconds."""
-        ...
 
     def receive(self, ids: Collection[str]) -> dict[str, Reply]:
         """The replies that have come by now, by the id of their order; each is given out once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -356,13 +350,11 @@ class Bundles:
             entries, content = joined(said, [orders[index].content for index in indices], once=True)
             message: dict[str, Json] = {"kind": "work", "protocol": PROTOCOL, "orders": entries}
             packed.append((node, message, content))
-        sent: list[str | None] = [None] * len(orders)
         for id, (node, indices) in zip(self._link.send(packed, self._patience), messages, strict=True):
             if id is not None:
                 self._sent[id] = (node, [asks[index] for index in indices])
-                for index in indices:
-                    sent[index] = asks[index]
-        return sent
+        sent = {ask for _, its in self._sent.values() for ask in its}
+        return [ask if ask in sent else None for ask in asks]
 
     def receive(self, asks: Collection[str]) -> dict[str, Reply]:
         """The replies to these that have come by now; each is given out once."""

@@ -252,10 +252,8 @@ class Node:
 
     def _evaluate(self, work: _OrderGroup, built: Experiment) -> Outcomes:
         sites, messages = self._prepared(work, built)
-        asked = sites if work.answers else {}
-        found = measured(built, asked, _personal(built, messages), work.common["split"])
-        scores = told_scores(built, sites, found)
-        return each(scores, lambda client, score: (score, b""))
+        found = measured(built, sites if work.answers else {}, _personal(built, messages), work.common["split"])
+        return each(told_scores(built, sites, found), lambda client, score: (score, b""))
 
     def _finish(self, work: _OrderGroup, built: Experiment) -> Outcomes:
         sites, messages = self._prepared(work, built)
@@ -391,8 +389,7 @@ class Node:
 
     def _build(self, here: Config, rows: RowsAtNode, rules: Policy) -> Experiment:
         base, loaded = self._bases.of(here), self._bases.loads
-        silent = Reporter(Console(quiet=True))
-        built = build.prepare(here, silent, base=base, everybody=False, known=rows.known)
+        built = build.prepare(here, Reporter(Console(quiet=True)), base=base, everybody=False, known=rows.known)
         rules.check_built(built)
         built.runtime.engine = Guard(built.engine, rules)
         print(f"{here.method['name']} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)

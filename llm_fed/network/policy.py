@@ -18,7 +18,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import Experiment
 from llm_fed.federation.privacy import at_clients, composed
 from llm_fed.method import requests as kinds
-from llm_fed.method.requests import Executor, Fit, FitHead, Request, Work
+from llm_fed.method.requests import Executor, Fit, FitHead, Request
 from llm_fed.network.ledger import Ledger, Releases
 from llm_fed.network.refusals import Refused
 from llm_fed.settings import Above, Below, NonNegativeFloat, PositiveFloat, PositiveInt, configfile
@@ -77,9 +77,8 @@ class Policy:
         self._require("batch_size", config.local.batch_size >= self.batch_size, config.local.batch_size)
         requested = {"steps": config.local.steps or config.local.epochs or 0, "rank": _largest_rank(config.adapter)}
         requested["length"] = max(config.task.max_length, config.task.image_size or 0)
-        largest = asdict(self)
         for key, value in (requested | {"new_tokens": config.eval.max_new_tokens}).items():
-            self._require(key, value <= largest[key], value)
+            self._require(key, value <= getattr(self, key), value)
 
     def check_built(self, built: Experiment) -> None:
         """As `check`, what only the data and the model tell."""
@@ -117,6 +116,7 @@ class Guard:
 
     def __init__(self, engine: Executor, policy: Policy):
         self._engine, self._policy = engine, policy
+        self.take_work = engine.take_work
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         for request in requests:
@@ -129,9 +129,6 @@ class Guard:
             if kind not in self._policy.allowed:
                 raise Refused("policy.requests", f"{request.site} is asked for {kind} ({type(request).__name__})")
         return self._engine.execute(requests)
-
-    def take_work(self) -> Work:
-        return self._engine.take_work()
 
 
 def _largest_rank(adapter: AdapterConfig | None) -> int:

@@ -148,11 +148,10 @@ class Deployment(Simulation):
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = self._clients
-        here = Scoring(experiment.scored, experiment.evaluate)  # where the server holds the test examples
-        return (
-            Federation(experiment.method, clients, experiment.server, experiment.runtime, secret=self._secret),
-            here if experiment.scored else Scoring(clients.names, clients.evaluate),
-        )
+        federation = Federation(experiment.method, clients, experiment.server, experiment.runtime, self._secret)
+        if experiment.scored:  # where the server holds the test examples
+            return federation, Scoring(experiment.scored, experiment.evaluate)
+        return federation, Scoring(clients.names, clients.evaluate)
 
     def finish(self, experiment: Experiment, run: Run, progress: Progress) -> dict[str, Any]:
         clients, down = self._clients, experiment.config.transport
@@ -197,9 +196,8 @@ class Deployment(Simulation):
                 facts |= heard(experiment, run, summary.clients, replies)
             record |= summary.as_json()
             run.log(record)
-        return write_summary(
-            experiment, run, record, round, **facts, **({"unfinished": unfinished} if unfinished else {})
-        )
+        facts |= {"unfinished": unfinished} if unfinished else {}
+        return write_summary(experiment, run, record, round, **facts)
 
 
 class _Marked:

@@ -75,8 +75,7 @@ class SummedClients(RemoteClients):
             if not now.cohort.lacking(present):
                 terms = self._collect_numbers(now, terms, content, entries(like), lr)
         with watch("collect"):
-            mean = self._mean(now, terms, like, run)
-            if mean is not None:
+            if (mean := self._mean(now, terms, like, run)) is not None:
                 self._put_on_its_way(now, progress, run, mean, Given.of(like, None))
         for event, reasons in (("refused upload", now.refused), ("client failed", now.failed)):
             for name, reason in sorted(reasons.items()):
@@ -171,9 +170,7 @@ class SummedClients(RemoteClients):
             self._take_in(self._next, came)
         revealed = [(order, reply) for order, reply in came if order.says["kind"] == "reveal" and not reply.error]
         told = {order.client: cast(Revealed, reply.content) for order, reply in revealed}
-        total = torch.zeros(entries(like), dtype=torch.int32)
-        for vector in now.vectors.values():
-            total += vector
+        total = sum(now.vectors.values(), torch.zeros(entries(like), dtype=torch.int32))
         try:
             if why:
                 raise GivenUp(why)

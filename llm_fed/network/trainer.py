@@ -18,7 +18,7 @@ from transformers import Trainer
 
 from llm_fed.basics.errors import ClientError, UserError, refuse
 from llm_fed.bench.build import Experiment
-from llm_fed.method.requests import Executor, Fit, Fitted, Request, Work
+from llm_fed.method.requests import Executor, Fit, Fitted, Request
 from llm_fed.network import worker
 from llm_fed.network.node import Node
 from llm_fed.network.node_folders import RowsAtNode
@@ -146,14 +146,12 @@ class _TrainerEngine:
 
     def __init__(self, engine: Executor, adapter: TrainedAdapter):
         self._engine, self._adapter = engine, adapter
+        self.take_work = engine.take_work
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         if isinstance(requests[0], Fit):
             return [self._adapter.fit(request) for request in requests if isinstance(request, Fit)]
         return self._engine.execute(requests)
-
-    def take_work(self) -> Work:
-        return self._engine.take_work()
 
 
 def _foreign(request: Fit) -> dict[str, bool]:

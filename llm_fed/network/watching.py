@@ -12,16 +12,8 @@ from llm_fed.basics.documents import Json
 from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
 from llm_fed.experiment.baselines import line_of, rule_of
-from llm_fed.experiment.watching import (
-    Scores,
-    Warned,
-    believed,
-    keep,
-    local_scores,
-    losses_of,
-    warnings_of,
-)
-from llm_fed.method.client import Client
+from llm_fed.experiment.watching import Scores, Warned, believed, keep, local_scores, losses_of, warnings_of
+from llm_fed.method.site import Site
 from llm_fed.network.link import Reply, summary_of
 from llm_fed.network.refusals import each, fused
 from llm_fed.runs.folder import Run
@@ -41,12 +33,7 @@ class Watched:
 
 
 def measured(
-    built: Experiment,
-    sites: Mapping[str, Client | Exception],
-    personal: Personal,
-    split: str,
-    *,
-    examples: bool = False,
+    built: Experiment, sites: Mapping[str, Site | Exception], personal: Personal, split: str, *, examples: bool = False
 ) -> dict[str, Measured | Exception]:
     """By client that has the split its `Measured`, or why there is none."""
     requested = {
@@ -130,11 +117,8 @@ def _of_base(built: Experiment, known: Mapping[str, Measured]) -> dict[str, Meas
     if built.config.eval.base is not True or not built.base.knows:
         return {}
     bare, state = built.untrained()
-    states, limit = dict.fromkeys(bare, state), built.config.eval.limit
-    found = fused(
-        built.runtime, {id: bare[id] for id in known},
-        lambda site: measure(states, site, "test", built.metric, limit, each=True),
-    )  # fmt: skip
+    states = dict.fromkeys(bare, state)
+    found = measured(built, {id: bare[id] for id in known}, states, "test", examples=True)
     return {id: its for id, its in found.items() if isinstance(its, Measured)}
 
 

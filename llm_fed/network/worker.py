@@ -112,8 +112,7 @@ def _serve(listener: socket.socket, idle: float, node: Node | None) -> None:
 def address(home: Path) -> Path:
     """Where the socket of this home's worker lies: in a folder of the user's own, under a short name, since a socket's
     path may have no more than about 100 characters. UserError: the folder is another user's, or no folder."""
-    own = os.environ.get("XDG_RUNTIME_DIR") or Path(tempfile.gettempdir()) / f"llm_fed-{os.getuid()}"
-    folder = Path(own)
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or Path(tempfile.gettempdir()) / f"llm_fed-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:

@@ -29,9 +29,7 @@ def held(row: Row, column: str) -> Cell:
 
 def _within(values: Mapping[str, Cell], column: str) -> Cell:
     first, dot, rest = column.partition(".")
-    if not dot:
-        raise KeyError(column)
-    inner = parsed(values[first])
+    inner = parsed(values[first]) if dot else None
     if not isinstance(inner, dict):
         raise KeyError(column)
     return inner[rest] if rest in inner else _within(inner, rest)

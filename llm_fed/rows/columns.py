@@ -108,11 +108,9 @@ def resolve(columns: ColumnsConfig, seen: SeenColumns) -> dict[str, str]:
             roles["prompt"] = talk  # each answer is one message, and the others stand in a column of their own
     if form == "preferences" and "rejected" not in roles:
         raise _lacking("rejected", "rejected answer", names, where)
-    if form != "pairs":
-        return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
-    if "answer" not in roles and "options" in roles and (label := pick(("label",), names)):
+    if form == "pairs" and "answer" not in roles and "options" in roles and (label := pick(("label",), names)):
         roles["answer"] = label
-    for role in REQUIRED:
+    for role in REQUIRED if form == "pairs" else ():
         if role not in roles and (name := less_usual(role, names, roles.values())):
             roles[role] = name
         if role not in roles:
@@ -193,9 +191,7 @@ def less_usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | N
 
 def pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
     """The column with the first of the wanted names that there is; an exact name wins over one in other letters."""
-    forms: dict[str, str] = {}
-    for name in names:
-        forms.setdefault(_form_of(name), name)
+    forms = {_form_of(name): name for name in reversed(names)}  # of names of one form the first
     return next((name if name in names else forms[name] for name in wanted if name in names or name in forms), None)
 
 

@@ -152,12 +152,8 @@ def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
 class DataFile:
     """A file by its first bytes, and the text in it. What is no UTF-8 is read as the encoding that its letters show
     (`encodings.encoding_of`). In a file that is mostly UTF-8 such bytes are damage: they stay, as lone surrogates.
-    UserError where nothing can be read: what it is, and what to do.
-
-    Attributes:
-        kind: what it holds, a key of KINDS.
-        remark: which encoding it is in, if that had to be found out; after its lines were read.
-    """
+    UserError where nothing can be read: what it is, and what to do. `kind`: what it holds, a key of KINDS. `remark`:
+    which encoding it is in, if that had to be found out; after its lines were read."""
 
     def __init__(self, path: Path):
         self.path, self.remark, self._encoding = path, "", "utf-8-sig"
@@ -247,11 +243,9 @@ def _packed_kind(path: Path, head: bytes) -> str | None:
 
 def _wide_encoding(path: Path, head: bytes) -> str | None:
     """UTF-16 or UTF-32, by its mark or by where its zeros are; None: neither."""
-    for mark, name in _MARKS.items():
-        if head.startswith(mark):
-            return name
-    if b"\0" not in head:
-        return None
+    marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), None)
+    if marked or b"\0" not in head:
+        return marked
     zeros = [head[index::2].count(0) / max(1, len(head[index::2])) for index in (0, 1)]
     if max(zeros) < 0.01 or min(zeros) > max(zeros) / 4:
         raise UserError(f"{path} holds bytes that are no text; write it again as JSONL in UTF-8")

@@ -192,8 +192,7 @@ def _naming(files: Iterable[_File], where: str) -> str:
 
 def natural_order(name: str) -> list[str | int]:
     """A sort key by which client2 comes before client10."""
-    parts = _DIGITS.split(name)
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+    return [int(part) if i % 2 else part for i, part in enumerate(_DIGITS.split(name))]
 
 
 def _inside(files: Sequence[_File], depth: int) -> tuple[list[_File], dict[str, list[_File]]]:

@@ -109,9 +109,7 @@ def _as_mapping(row: Any, where: str) -> dict[str, Cell]:
 
 def plain(value: Any) -> Cell:
     """A cell as a file would have it: no number of NumPy, and None for what a frame has in an empty cell."""
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if type(value).__name__ in ("NAType", "NaTType"):
+    if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in ("NAType", "NaTType"):
         return None
     if callable(getattr(value, "tolist", None)):
         return plain(value.tolist())

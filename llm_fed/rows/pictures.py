@@ -136,8 +136,9 @@ def read_folder(folder: Path) -> Gallery:
     from datasets import Dataset
 
     files = [file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
-    locations = [file.relative_to(folder).parts for file in files]
-    locations.sort(key=lambda parts: [natural_order(part) for part in parts])
+    locations = sorted(
+        (file.relative_to(folder).parts for file in files), key=lambda parts: [*map(natural_order, parts)]
+    )
     paths = [str(folder.joinpath(*parts)) for parts in locations]
     locations = [
         (*(next(iter(keys_of(f"{part}/").values()), part) for part in parts[:-1]), parts[-1]) for parts in locations

@@ -279,12 +279,11 @@ def _values(source: Source, text: str) -> list[Cell]:
             start = found.start()
             value, end = decoder.raw_decode(text, start)
             values.append(value)
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno}: malformed JSON (column {error.colno}: {error.msg})"
-        raise UserError(f"{source.where}, {at}; {_NEED}") from error
     except _ERRORS as error:
-        at = f"line {text.count(chr(10), 0, start) + 1}: malformed JSON ({one_line(str(error), 100)})"
-        raise UserError(f"{source.where}, {at}; {_NEED}") from error
+        line, at = text.count("\n", 0, start) + 1, one_line(str(error), 100)
+        if isinstance(error, json.JSONDecodeError):
+            line, at = error.lineno, f"column {error.colno}: {error.msg}"
+        raise UserError(f"{source.where}, line {line}: malformed JSON ({at}); {_NEED}") from error
     return values
 
 

@@ -100,8 +100,7 @@ class _PromptIndex:
     """Finds the training prompts that are almost a given one.
 
     Two sets of words share at least ALIKE of their weight only if they share one of the heaviest words of the first,
-    which together weigh more than the rest of its weight (the prefix filter of Chaudhuri et al. 2006).
-    """
+    which together weigh more than the rest of its weight (the prefix filter of Chaudhuri et al. 2006)."""
 
     def __init__(self, training: Sequence[frozenset[str]], test: Sequence[frozenset[str]]):
         frequency, total = Counter(chain.from_iterable([*training, *test])), len(training) + len(test)
@@ -113,10 +112,8 @@ class _PromptIndex:
 
     def alike(self, words: frozenset[str]) -> list[int]:
         """The indices of the most similar prompts, the most similar first."""
-        likeness = {}
-        for number in self._sharing(words):
-            other = self._prompts[number]
-            likeness[number] = self._sum(words & other) / self._sum(words | other)
+        others = {number: self._prompts[number] for number in self._sharing(words)}
+        likeness = {n: self._sum(words & other) / self._sum(words | other) for n, other in others.items()}
         return sorted((n for n in likeness if likeness[n] >= ALIKE), key=lambda n: -likeness[n])[:CANDIDATES]
 
     def _sharing(self, words: frozenset[str]) -> list[int]:
@@ -149,9 +146,5 @@ def _words(text: str) -> list[str]:
 
 def _same_answer(one: Example, other: Example) -> bool:
     """Whether an answer of one is almost an answer of the other."""
-    for answer in one.answers:
-        for trained in other.answers:
-            mine, theirs = set(_words(answer)), set(_words(trained))
-            if mine == theirs or len(mine & theirs) >= ANSWERS * len(mine | theirs):
-                return True
-    return False
+    pairs = ((set(_words(mine)), set(_words(theirs))) for mine in one.answers for theirs in other.answers)
+    return any(mine == theirs or len(mine & theirs) >= ANSWERS * len(mine | theirs) for mine, theirs in pairs)

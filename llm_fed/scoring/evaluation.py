@@ -78,10 +78,7 @@ def evaluate(
         return None
     losses = {name: rounded(its.loss) for name, its in outcomes.items() if its.loss is not None}
     scores = {name: its.score for name, its in outcomes.items()}
-    beside: dict[str, dict[str, float]] = {}
-    for name, its in outcomes.items():
-        for key, value in its.beside.items():
-            beside.setdefault(key, {})[name] = value
+    beside = {name: its.beside for name, its in outcomes.items()}
     summary = summarize(metric, scores, losses, [name for name in clients if name not in scores], beside)
     examples = {name: its.examples for name, its in outcomes.items() if its.examples}
     predictions = {name: its.predictions for name, its in outcomes.items() if its.predictions}
@@ -102,13 +99,7 @@ def check_options(client: str, data: Data) -> None:
 
 
 async def measure(
-    personal: Personal,
-    client: Site,
-    split: str,
-    metric: str,
-    limit: int | None,
-    each: bool = False,
-    loss: bool = True,
+    personal: Personal, client: Site, split: str, metric: str, limit: int | None, each: bool = False, loss: bool = True
 ) -> Measured:
     """One client's score and loss, both of the same examples under the same model; with `each` the score of each
     example, too, and without `loss` no loss where it is work of its own. Of preferences also the accuracy and the
@@ -202,9 +193,8 @@ async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> P
     of = Likelihoods(logps, counts, reference, torch.tensor([pair.desirable for pair in pairs]))
     objective, found = client.objective, rewards(client.objective, of)
     signed = found[:, 0] - found[:, 1] if each == 2 else torch.where(of.desirable, found[:, 0], -found[:, 0])
-    least = (
-        objective.strength * TIE * logps.abs().sum(1) / (counts.sum(1) if objective.name in ("orpo", "simpo") else 1)
-    )
+    per = counts.sum(1) if objective.name in ("orpo", "simpo") else 1
+    least = objective.strength * TIE * logps.abs().sum(1) / per
     right = torch.where(signed.abs() <= least, 0.5, (signed > 0).double())
     losses = preference_losses(objective, of)
     examples = tuple((100 * right).tolist())

@@ -98,15 +98,11 @@ def _constant(labels: Sequence[float], metric: str, read: str) -> tuple[str, flo
 
 
 def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str) -> dict[str, float]:
-    known: dict[tuple[str, ...], float] = {}  # by the answers, as rules often agree on all of them
-    scores = {}
-    for name, rule in rules.items():
-        said = tuple(map(rule, examples))
-        if said not in known:
-            value = score(metric, said, [example.answers for example in examples])
-            known[said] = 0.0 if math.isnan(value) else value  # then it speaks for no rule
-        scores[name] = known[said]
-    return scores
+    said = {name: tuple(map(rule, examples)) for name, rule in rules.items()}
+    right = [example.answers for example in examples]
+    known = {own: score(metric, own, right) for own in dict.fromkeys(said.values())}  # as rules often agree on all
+    # NaN speaks for no rule.
+    return {name: 0.0 if math.isnan(known[own]) else known[own] for name, own in said.items()}
 
 
 def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
@@ -141,14 +137,12 @@ def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]
     right = [(index, text) for options, answers in given for index, text in enumerate(options) if text in answers]
     indices, rights = Counter(index for index, _ in right), Counter(text for _, text in right)
 
-    def at_place(example: Example) -> str:
-        options = of(example)
-        return options[max(range(len(options)), key=lambda index: indices[index])] if options else ""
-
     return {
         "most frequent answer": lambda example: max(of(example), key=lambda text: rights[text], default=""),
         "first option": lambda example: next(iter(of(example)), ""),
-        "most frequent position": at_place,
+        "most frequent position": lambda example: max(
+            enumerate(of(example)), key=lambda each: indices[each[0]], default=(0, "")
+        )[1],
         "all options": lambda example: " ".join(of(example)),
     }
 

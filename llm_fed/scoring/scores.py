@@ -132,7 +132,7 @@ def summarize(
     beside: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Summary:
     """The summary of one score per client, of their losses as far as they are known, of the clients without a score,
-    and of what was measured beside; the same bits in any order of clients. UserError without any score."""
+    and of what was measured `beside` at each; the same bits in any order of clients. UserError without any score."""
     if not clients:
         raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
     values = sorted(clients.values())
@@ -142,13 +142,15 @@ def summarize(
     finite = [loss for loss in own_losses.values() if loss is not None]
     loss = fmean(finite) if finite and len(finite) == len(own_losses) else None
     worst_half = fmean(values[: (len(values) + 1) // 2])
-    return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored), beside=beside or {})
+    by_name: dict[str, dict[str, float]] = {}
+    for id, own in (beside or {}).items():
+        for name, value in own.items():
+            by_name.setdefault(name, {})[id] = value
+    return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored), beside=by_name)
 
 
 def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:
     """A line of scores as it would be without these clients, where others remain."""
-    if not clients:
-        return dict(line)
     kept = {id: score for id, score in line["clients"].items() if id not in clients}
     if not kept or len(kept) == len(line["clients"]):
         return dict(line)
@@ -157,8 +159,8 @@ def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]
         name: {id: value for id, value in of["clients"].items() if id in kept}
         for name, of in line.get("beside", {}).items()
     }
-    summary = summarize(line["metric"], kept, losses, line.get("unscored", ()), beside)
-    return {**line, **summary.as_json()}
+    summary = summarize(line["metric"], kept, losses, line.get("unscored", ()))
+    return {**line, **dataclasses.replace(summary, beside=beside).as_json()}
 
 
 ABILITY = "base ability"  # what is measured beside with `eval.ability`: the token_likelihood of a fixed text
@@ -171,13 +173,9 @@ def likelihood(loss: float) -> float:
 
 def score(metric: str, predictions: Sequence[Prediction], references: Sequence[Reference]) -> float:
     """The score of predictions, 0-100. UserError: an unknown metric, no example, or one without a reference.
-
-    Args:
-        predictions: a text per example; of option_accuracy also the log-likelihoods of the example's options, of labels
-            the index of one, and of values a number.
-        references: as many; a tuple of right texts per example, with log-likelihoods the index of the right option,
-            with labels the right one's, and with values the right number.
-    """
+    `predictions`: a text per example; of option_accuracy also the log-likelihoods of the example's options, of labels
+    the index of one, and of values a number. `references`: as many; a tuple of right texts per example, with
+    log-likelihoods the index of the right option, with labels the right one's, and with values the right number."""
     own = find(metric, "metric")
     if not predictions:
         raise UserError("There are no predictions to score: the split holds no example for this client.")

@@ -24,17 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from llm_fed.basics import documents
 from llm_fed.basics.documents import Spelled, Tree, Word, plain, text_of
 from llm_fed.basics.errors import UserError, did_you_mean, one_line
-from llm_fed.settings import (
-    coerce,
-    habits,
-    hint_of,
-    hints,
-    is_text,
-    paths,
-    plugins,
-    schema,
-    shipped,
-)
+from llm_fed.settings import coerce, habits, hint_of, hints, is_text, paths, plugins, schema, shipped
 from llm_fed.settings.config import Config, check_together
 
 Section = TypeVar("Section")
@@ -125,18 +115,15 @@ def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat")
         if key == "method" and re.fullmatch(r"[\w+.:-]+", text):
             key = "method.name"
         *sections, last = key.split(".")
-        given = documents.word(line_breaks(text) if key == "task.template" else text)
+        if key == "task.template":  # typed in a shell, where `\n` is a line break, and a backslash more is none
+            text = re.sub(r"(\\?)\\n", lambda match: r"\n" if match[1] else "\n", text)
+        given = documents.word(text)
         is_section = isinstance(given.value, dict) and not _may_be_text(key)
         setting: dict[str, Tree] = {last: given.value if is_section else given}
         for section in reversed(sections):
             setting = {section: setting}
         tree = merged(tree, setting)
     return tree
-
-
-def line_breaks(text: str) -> str:
-    """A prompt template as it is typed in a shell, where `\\n` is a line break, and a backslash more is none."""
-    return re.sub(r"(\\?)\\n", lambda match: r"\n" if match[1] else "\n", text)
 
 
 def merged(

@@ -53,11 +53,8 @@ def digest(thing: Any) -> str:
 
 
 class _Values(pickle._Pickler):
-    """Feeds a hash with what pickle writes of things, but for what pickle knows by its name alone and for sets.
-
-    Args:
-        root: whose module is the user's own, wherever it is installed.
-    """
+    """Feeds a hash with what pickle writes of things, but for what pickle knows by its name alone and for sets. `root`:
+    whose module is the user's own, wherever it is installed."""
 
     def __init__(self, root: Any):
         self.hash = hashlib.sha256()
@@ -115,22 +112,12 @@ def _parts(thing: Any, values: _Values) -> Iterable[Any] | None:
 
 
 @_parts.register
-def _(thing: set | frozenset, values: _Values) -> Iterable[Any]:
-    return [sorted(map(_known, thing))]  # their order differs from process to process
-
-
-@_parts.register
 def _(thing: type, values: _Values) -> Iterable[Any] | None:
     if values.is_others(thing):
         return None
     slots = types.GetSetDescriptorType, types.MemberDescriptorType
     members = {name: value for name, value in sorted(vars(thing).items()) if not isinstance(value, slots)}
     return thing.__qualname__, thing.__bases__, {name: members[name] for name in members if name not in _DERIVED}
-
-
-@_parts.register
-def _(thing: types.FunctionType, values: _Values) -> Iterable[Any] | None:
-    return None if values.is_others(thing) else _function(thing, values)
 
 
 def _function(function: types.FunctionType, values: _Values) -> Iterator[Any]:
@@ -166,6 +153,9 @@ def _(thing: types.CodeType, values: _Values) -> Iterable[Any]:
     return thing.co_code, thing.co_exceptiontable, thing.co_names, arguments, counts, thing.co_consts
 
 
+# The order of a set differs from process to process.
+_parts.register(set | frozenset, lambda items, values: [sorted(map(_known, items))])
+_parts.register(types.FunctionType, lambda own, values: None if values.is_others(own) else _function(own, values))
 _parts.register(types.ModuleType, lambda module, values: [module.__name__])
 _parts.register(types.MappingProxyType, lambda proxy, values: [dict(proxy)])
 _parts.register(property, lambda own, values: [own.fget, own.fset, own.fdel])

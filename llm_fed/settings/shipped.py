@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from llm_fed.basics.errors import UserError
@@ -42,9 +43,5 @@ def rows() -> list[dict[str, str]]:
 
 
 def _about(path: Path) -> str:
-    words = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        words.append(line.lstrip("# "))
-    return re.split(r"[.:;?] ", " ".join(words))[0].rstrip(".")
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return re.split(r"[.:;?] ", " ".join(line.lstrip("# ") for line in comment))[0].rstrip(".")

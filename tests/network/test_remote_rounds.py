@@ -114,7 +114,7 @@ def test_clients_cannot_know_who_is_sampled_under_central_privacy(small, tmp_pat
     monkeypatch.setattr(RemoteClients, "_idle", lambda self: list(self.names))
     samples = []
     for secret in (Secret.fresh(), Secret.fresh()):
-        clients = RemoteClients(NetworkInProcess(tmp_path, small, tree(small)), config, "t", secret)
+        clients = RemoteClients(NetworkInProcess(tmp_path, small, tree(small)), config, "t", secret, print)
         clients.names = tuple(f"c{i}" for i in range(40))
         samples.append(clients._cohort(1))
     assert samples[0] != samples[1] and all(5 < len(sample) < 35 for sample in samples)
