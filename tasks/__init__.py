@@ -120,7 +120,8 @@ def load(
     its training examples. Label noise falls on the rest. UserError for an unknown task, wrong or missing data, or where
     no client has an example. `held_out`: the seed of which examples become test and validation splits (default:
     `seed`). `known`: rows that keep the split which they had in a run. `absent`: whether groups may be missing, as on a
-    machine whose data went away; they count as without an example."""
+    machine whose data went away; they count as without an example.
+    """
     held_out = seed if held_out is None else held_out
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")

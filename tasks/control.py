@@ -105,7 +105,8 @@ class SafeTokenizer:
     can type. Control tokens that a template wrote get these names first; all others are plain text to the copy. So a
     text without hidden spellings has exactly the tokens of the tokenizer itself, and hidden spellings have those of
     `split_special_tokens=True`. `template`: the text of the template; it may write control tokens that are not declared
-    as special."""
+    as special.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str):
         self.tokenizer = tokenizer

@@ -211,7 +211,8 @@ def pathological(labels: np.ndarray, count: int, classes: int, alpha: float, see
 
     One client after another takes the labels that the fewest hold so far, ties at random: every label has a client, and
     any two labels equally many up to one. A label's indices are cut, as they are ordered, by one draw over its clients,
-    after each has been given one. UserError where the numbers of labels, clients and examples do not allow it."""
+    after each has been given one. UserError where the numbers of labels, clients and examples do not allow it.
+    """
     names, label_of = np.unique(labels, return_inverse=True)
     requested = f"task.partition.classes={classes}"
     if not 1 <= classes <= len(names):
@@ -244,7 +245,8 @@ def cluster(labels: np.ndarray, splits: np.ndarray, sizes: Sequence[int], seed: 
 
     The labels in natural order are cut into equally long blocks up to one label, a block for each cluster. Its examples
     are dealt out to its clients like cards, split by split, label by label and then as they are ordered, so that they
-    have equally many of each up to one. UserError for fewer labels than clusters."""
+    have equally many of each up to one. UserError for fewer labels than clusters.
+    """
     names = sorted(set(labels.tolist()), key=natural_order)
     if len(names) < len(sizes):
         raise UserError(

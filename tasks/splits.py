@@ -43,7 +43,8 @@ class ByContent:
         of its rows that is nearest to the border changes its side, with all that are equal to it. It must not be the
         last training row of another client, so a client may stay without held-out rows, where others hold all of its
         rows. Nobody is left without a training row but clients whose rows are all known from elsewhere, or trained on
-        by the clients `beside`."""
+        by the clients `beside`.
+        """
         if not 0 <= share < 1:
             raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
         rows = [common.digests(client.train) for client in clients]

@@ -56,7 +56,8 @@ def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str 
 
     No token is part of both, so that the prompt's tokens are the same whatever the answer. The target's
     log-probabilities add up to the log-likelihood of the answer; the token that ends it counts, so an option that
-    begins another is not favoured."""
+    begins another is not favoured.
+    """
     last = Turn("assistant", example.answers[0], fields=example.fields)
     return filled(template if example.prompt else BARE, tokenizer).conversation([*as_turns(example.prompt), last])
 

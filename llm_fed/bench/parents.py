@@ -45,7 +45,8 @@ def config_of(name: str, config: Config) -> Config:
     """The configuration of the parent of this name: that of the merge, with the parent's own method.
 
     It exports every client's model where that is what is merged, rather than a checkpoint's. UserError: the run has no
-    such parent."""
+    such parent.
+    """
     for parent in methods.build(config.method).parents:
         if parent.name == name:
             config = replace(config, method={"name": name, **parent.settings})

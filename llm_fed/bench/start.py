@@ -31,7 +31,8 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
     what never travels, such as the A of FFA-LoRA, must be the same everywhere. A and B are averaged one by one, as
     FedIT does, with the numbers of training examples as weights where the run's metrics.jsonl has them for all. Returns
     what was found, in words. UserError: there are no adapters, they do not fit, or privacy would be promised that the
-    start does not keep."""
+    start does not keep.
+    """
     start = config.start
     assert start is not None  # callers have looked
     if config.privacy.clip is not None:

@@ -152,7 +152,8 @@ def evaluate_adapter(
     The base is loaded as it was when the adapter was trained, but for what `settings` say of it. UserError: the adapter
     is not one of this base, or there is nothing to score. `settings`: `key=value` words that say what is scored, see
     `lay_over`: `task.path=FILE` or `task.name=NAME`. Without a template there or in the adapter's folder alpaca-short
-    is used, with a note."""
+    is used, with a note.
+    """
     require("--split", split, SPLITS)
     reporter, keys = reporter or Reporter(), keys_of(settings, "--base")
     origin = adapter or Path(os.path.expanduser(base_name))  # or a base with an adapter folded in

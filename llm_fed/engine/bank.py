@@ -103,7 +103,8 @@ class AdapterBank:
         Row n's mask depends on seeds[n] and lengths[n] alone: not on padding, nor on the rows beside it. The share of
         inputs kept is 1 - dropout to within 2^-17. A mask is one byte per input, held until the backward pass is done.
         `out`: (N or more, T or more, D) that takes them; rows behind them are as the last. `end_to_end`: in one row (1,
-        sum of lengths, D) instead."""
+        sum of lengths, D) instead.
+        """
         if not self.drops:
             return None
         device = self.rows.device

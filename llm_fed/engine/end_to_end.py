@@ -122,7 +122,8 @@ def attend(
 
     On a GPU with 16 bits it is one launch (torch's `varlen_attn`); elsewhere a call for each sequence. RuntimeError:
     the layer asks for more than that. `query`: (1, H, S, D); key and value may have fewer heads. `sliding_window`: how
-    many tokens each one sees, itself among them; None: all before it."""
+    many tokens each one sees, itself among them; None: all before it.
+    """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     own = {"attention_mask": attention_mask, "dropout": dropout or None, "is_causal": None if causal else False}
     if unknown := [name for name in _UNKNOWN if (more | own).get(name) is not None]:

@@ -105,7 +105,8 @@ def similarity_weights(found: Tensor, states: Sequence[State]) -> Tensor:
 
     alpha(x) is the mean cosine of h(x) with the state's stored anchors, times its scale, clipped to [0, 1] (Yang et al.
     2024, instance-wise dynamic weighting). `found`: h (R, H), the base's features of each. `states`: of each, with the
-    extras ANCHORS (S, H) and SCALE."""
+    extras ANCHORS (S, H) and SCALE.
+    """
     weights = torch.zeros(len(states), 2, dtype=found.dtype)
     for row, state in enumerate(states):
         anchors = state.extras[ANCHORS].to(found)

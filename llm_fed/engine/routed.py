@@ -23,7 +23,8 @@ class RoutedExperts:
 
     Choices that go through the same expert's adapter of the same row lie side by side, so that all products with A, and
     all with B, are one grouped product each, of N E groups. `factors`: by the name of a parameter its A (N, E, r, in)
-    and B (N, E, out, r). `scaling`: s of the adapters."""
+    and B (N, E, out, r). `scaling`: s of the adapters.
+    """
 
     name: str
     block: Any

@@ -26,7 +26,8 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
 
     The environment with which it is continued is recorded as well, as an item of `continued`. Beside each lies which
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
-    UserError: the labels are not those of the run, so that the outputs of its heads would mean something else."""
+    UserError: the labels are not those of the run, so that the outputs of its heads would mean something else.
+    """
     engine, config = experiment.engine, experiment.config
     now = environment(
         experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine.fast,

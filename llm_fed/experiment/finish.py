@@ -153,7 +153,8 @@ def write_samples(experiment: Experiment, run: Run, personal: Predictions, base:
 
     There are none of image models, and none where `privacy.clip` is set: a report is handed on, and samples are texts
     of the clients. RunError: the disk is full. `personal`: of the personal models. `base`: of the base, as far as they
-    are known."""
+    are known.
+    """
     config, model = experiment.config, experiment.base
     most = config.report.samples if config.privacy.clip is None else 0
     clients = [id for id in experiment.scored if id in personal][:_SAMPLED] if most else []

@@ -124,7 +124,8 @@ def noisy_mean(
     """The noisy mean of what arrived in a round, perhaps nothing, as one upload (`privacy.where=server`).
 
     The sum is divided by the mean size of a cohort of all `clients`, however many arrived. Uploads are clipped here
-    too, since compression (`transport`), or a client, may have made them longer. `like`: an upload."""
+    too, since compression (`transport`), or a client, may have made them longer. `like`: an upload.
+    """
     privacy = config.privacy
     assert privacy.clip is not None  # see `PrivacyConfig.central`
     total = torch.zeros(like.layout.size, dtype=torch.float64)

@@ -196,7 +196,8 @@ def stop_reason(lines: Sequence[Mapping[str, float]], stop: StopConfig, since: i
     continued ends after the same round as one that was never interrupted. As in early stopping of other libraries, only
     a value that differs by more than `stop.min_delta` from the best one so far becomes the best one. `lines`: of
     scores, in the order of their rounds. `since`: a round from which the user let the run go on; only scored rounds
-    after it are counted."""
+    after it are counted.
+    """
     if stop.patience is None:
         return ""
     best, round, waited = -math.inf, 0.0, 0

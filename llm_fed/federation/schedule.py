@@ -59,7 +59,8 @@ class Delayed:
     work: a client asked in round k with delay t is at work until its answer arrives in round k + t. An answer that
     never arrives occupies its client just as long. Sampling, delays and drop-outs are drawn from three seed streams.
     `sigma`: standard deviation, in rounds, of the normal draw x in delay = floor(|x|). `drop_out`: probability that an
-    answer never arrives."""
+    answer never arrives.
+    """
 
     clients: Sequence[str]
     participation: float = 1.0

@@ -277,7 +277,8 @@ def load_base(config: BaseConfig, device: str) -> Language:
     activation checkpointing the model stays in eval mode too: its layers are only marked here, and
     `memory.activation_checkpointing` makes them recompute. UserError: unknown dtype or quantization, a device map
     without a GPU, no such folder or Hub model, or it is no complete causal LM, or of a family whose rows depend on
-    their neighbours."""
+    their neighbours.
+    """
     config, _ = settle_dtype(config, device)
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization is not None:

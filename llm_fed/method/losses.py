@@ -25,7 +25,8 @@ class _HeadLosses(torch.autograd.Function):
 
     With the loss of a token comes its gradient for the layer's inputs, as large as these. So nothing of the logits'
     size is kept for the backward pass, whatever is made of the losses. `inputs`: (n, H), on a CPU. `weight`, `bias`:
-    (C, H) and (C,), in the dtype of the inputs; the softmax is computed in float32 at least."""
+    (C, H) and (C,), in the dtype of the inputs; the softmax is computed in float32 at least.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

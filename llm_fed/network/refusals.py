@@ -79,7 +79,8 @@ def fused(
     """By client what its coroutine returns, or the exception that ended it, now or before.
 
     An error in a pass that clients share (a batch that does not fit into memory, say) belongs to none of them, so each
-    of them then works alone, and whoever made it fails. `sites`: by client its site, or the exception that ended it."""
+    of them then works alone, and whoever made it fails. `sites`: by client its site, or the exception that ended it.
+    """
     working = {name: site for name, site in sites.items() if not isinstance(site, Exception)}
     before = {name: (copy(site.memory), list(site.losses), site.fits) for name, site in working.items()}
 

@@ -34,7 +34,8 @@ class Roster:
     """The clients that nodes have.
 
     A client is at the node that the operator registered under its name, or that `network.clients` names after an @. It
-    stays at the node, and with the number of examples, that it had when the run began."""
+    stays at the node, and with the number of examples, that it had when the run began.
+    """
 
     def __init__(self, link: Link, settings: NetworkConfig, say: Callable[[str], None]):
         self._link, self._settings, self._say = link, settings, say

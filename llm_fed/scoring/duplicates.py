@@ -100,7 +100,8 @@ class _PromptIndex:
     """Finds the training prompts that are almost a given one.
 
     Two sets of words share at least ALIKE of their weight only if they share one of the heaviest words of the first,
-    which together weigh more than the rest of its weight (the prefix filter of Chaudhuri et al. 2006)."""
+    which together weigh more than the rest of its weight (the prefix filter of Chaudhuri et al. 2006).
+    """
 
     def __init__(self, training: Sequence[frozenset[str]], test: Sequence[frozenset[str]]):
         frequency, total = Counter(chain.from_iterable([*training, *test])), len(training) + len(test)

@@ -163,7 +163,8 @@ def squad_f1(said: Texts, right: Right) -> float:
     Made for English and used as it is for other languages, as the papers on XQuAD do: only English articles are
     left out (German "der" or Spanish "el" count as words), only ASCII punctuation is removed ("¿" and "。" stay),
     and words are what stands between spaces, so in Chinese and Thai an answer is mostly one word and F1 near exact
-    match. Scores of different languages are not comparable; scores of methods within a language are."""
+    match. Scores of different languages are not comparable; scores of methods within a language are.
+    """
     return _share(max(_overlap(text, one) for one in texts) for text, texts in zip(said, right, strict=True))
 
 
@@ -183,7 +184,8 @@ def rouge(kind: str, said: Texts, right: Right) -> float:
 
     Text is cut by script: in Chinese, Japanese, Thai, Lao, Khmer and Burmese each character is a token, elsewhere each
     word, and a text may mix them. Punctuation, symbols and emoji are no tokens, so a reference of these alone scores 0
-    even against itself, and so does one of a single token under rouge2 (use exact_match there)."""
+    even against itself, and so does one of a single token under rouge2 (use exact_match there).
+    """
     from rouge_score.rouge_scorer import RougeScorer  # takes long to import, and most commands score nothing
 
     from llm_fed.scoring.rouge import Tokenizer

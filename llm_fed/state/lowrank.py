@@ -49,7 +49,8 @@ def truncated(state: State, energy: float) -> LowRank:
     """The state with each matrix cut to the smallest rank that keeps this share of its squared singular values.
 
     Of entries of more than two dimensions (convolutions) the rows are the outputs. An entry stays as it is where the
-    factors would be no smaller. At least rank 1 stays. `energy`: above 0; at 1 or more nothing is cut."""
+    factors would be no smaller. At least rank 1 stays. `energy`: above 0; at 1 or more nothing is cut.
+    """
     matrices = {name: state[name].flatten(1) for name in state if state[name].dim() > 1 and energy < 1}
     factors = {name: pair for name, matrix in matrices.items() if (pair := _factors(matrix, energy))}
     rest = state.pick([name for name in state if name not in factors], state.extras)
