@@ -122,16 +122,16 @@ class Engine:
         return self._whole[structure]
 
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
+        if len(requests) > 1 and any(request.teachers for request in requests):
+            return [self.fit([request])[0] for request in requests]  # each has teachers of its own
+        if len({request.private is None for request in requests}) > 1:
+            raise ValueError("fits with privacy and fits without it do not train in one pass")
         model = self.adapted(requests[0].structure)
         if any(callable(request.loss) for request in requests) and not model.examples.replaceable:
             raise UserError(
                 "client.fit(loss=FUNCTION) takes the place of the loss of tokens, but objective.name has chosen one on "
                 "preferences; set objective.name=sft, or choose another method"
             )
-        if len(requests) > 1 and any(request.teachers for request in requests):
-            return [self.fit([request])[0] for request in requests]  # each has teachers of its own
-        if len({request.private is None for request in requests}) > 1:
-            raise ValueError("fits with privacy and fits without it do not train in one pass")
         results, work = fit.fit(model, requests)
         if self.untried and not work.requested:
             work = replace(work, requested=("captured",), why=self.untried)

@@ -37,9 +37,10 @@ class RowStore:
         return StoredRow(self, data)
 
     def saved(self, name: str) -> StoredRow:
-        """The row whose file has this name, which is read when it is needed. OSError: the file is missing or cannot be
-        read. WireError: it is damaged."""
-        return StoredRow(self, self._read(name) if self._beside else None, name)
+        """The row whose file has this name, which is read again when it is needed. OSError: the file is missing or
+        cannot be read. WireError: it is damaged."""
+        data = self._read(name)  # also where it is not kept, as a damaged one is told now
+        return StoredRow(self, data if self._beside else None, name)
 
     def sync(self) -> None:
         """Bring all files that have been written safely to the disk, with their names."""
