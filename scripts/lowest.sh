@@ -25,7 +25,8 @@ for line in project["dependencies"] + extras["privacy"] + extras["excel"] + extr
 END
 if [ -n "${TORCH:-}" ]; then echo "torch==$TORCH" >> "$work/lowest.txt"; fi
 # Not the extra `dev`: Flower needs newer versions of its own dependencies than this project does. So the tests of the
-# site, of Flower's keys and of serving are left out, and those that need Flower skip themselves. Tests build wheels with setuptools.
+# site, of Flower's keys and of serving are left out, and those that need Flower skip themselves. Tests build wheels with
+# setuptools.
 "$work/venv/bin/pip" install --quiet ${PIPFLAGS:-} --constraint "$work/lowest.txt" --editable '.[privacy,excel,gguf]' \
   'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'setuptools>=77'
 "$work/venv/bin/pip" list --format=freeze
