@@ -188,11 +188,11 @@ def prepare(
     for note in kind.notes(config, task):
         reporter.note_once(note)
     settled, said = settle_dtype(config.base, device)
+    if hint := kind.hint(config.base, device):
+        reporter.note_once(hint)
     if said:
         config = replace(config, base=settled)
         reporter.note(said)
-        if hint := kind.hint(device):
-            reporter.note_once(hint)
     launchers.check(config.base.dtype)
     if base is None and not is_object(config.base.name) and (too_little := shortage(config.base, device)):
         reporter.note(too_little)

@@ -337,7 +337,7 @@ def compare(
         draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
         jobs: how many runs are trained at a time; from two on each in a process of its own, without objects;
             `"ray"`: on the machines of a Ray cluster.
-        base, data, metric: of all rows, as in `run`.
+        base: of all rows, as `data` and `metric`; all three as in `run`.
         others: as in `run`.
 
     Returns:

@@ -79,7 +79,7 @@ class ComparisonPlan:
         else:
             device = choose_device(config.device)
             settled, note = settle_dtype(config.base, device)
-            if hint := kinds.chosen(config).hint(device):
+            if hint := kinds.chosen(config).hint(config.base, device):
                 note = f"{note} ({hint})"
         self.notes += [note] if note not in self.notes else []
         return replace(config, base=settled)

@@ -93,8 +93,8 @@ class Kind(Trainable):
             )
 
     @classmethod
-    def hint(cls, device: str) -> str:
-        """A line on a quicker dtype, where none was set; may be empty."""
+    def hint(cls, config: BaseConfig, device: str) -> str:
+        """A line on a quicker dtype; may be empty."""
         return ""
 
     @classmethod

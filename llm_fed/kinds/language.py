@@ -101,8 +101,8 @@ class Language(Kind):
         return found
 
     @classmethod
-    def hint(cls, device: str) -> str:
-        return loading.bfloat16_hint() if device == "cpu" else ""
+    def hint(cls, config: BaseConfig, device: str) -> str:
+        return loading.bfloat16_hint(config.dtype) if device == "cpu" else ""
 
     def configured(self, config: Config) -> Language:
         trains = examples_of(config.objective) if config.objective.preferences else TEXT

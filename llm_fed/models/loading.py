@@ -50,12 +50,13 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     return replace(config, dtype=dtype), said
 
 
-def bfloat16_hint() -> str:
-    """A line for a CPU that computes in bfloat16, by its flags (avx512_bf16, amx_bf16; of ARM bf16); empty for others,
-    and where the system does not say."""
+def bfloat16_hint(dtype: Dtype = "auto") -> str:
+    """A line where a CPU's flags (avx512_bf16, amx_bf16; of ARM bf16) speak for another `base.dtype`; else empty."""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text() if CPU.is_file() else "", re.MULTILINE)
-    fast = flags is not None and any(flag.endswith("bf16") for flag in flags[1].split())
-    return "this CPU computes in bfloat16, so base.dtype=bfloat16 may train faster" if fast else ""
+    fast = flags and any(flag.endswith("bf16") for flag in flags[1].split())
+    if flags and not fast and dtype == "bfloat16":
+        return "bfloat16 is slow on this CPU, which has no instructions for it; base.dtype=float32 trains faster"
+    return "this CPU computes in bfloat16, so base.dtype=bfloat16 may train faster" if fast and dtype == "auto" else ""
 
 
 def shortage(config: BaseConfig, device: str) -> str:

@@ -159,7 +159,7 @@ def test_a_library_call_takes_auto_too(small, finished):
 
 
 def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monkeypatch):
-    """Where float32 is chosen by `auto`, once; not where it is given, and not on a CPU that gains nothing."""
+    """Where float32 is chosen by `auto`, once, not where it is given; on another CPU what bfloat16 costs, if given."""
     monkeypatch.setattr(loading, "bfloat16_hint", HINT)
     monkeypatch.setattr(loading, "CPU", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text("flags : fpu amx_bf16\n")
@@ -171,3 +171,4 @@ def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monk
     assert said not in llm_fed("run", tmp_path / "c.yaml", "base.dtype=float32", "--out", tmp_path / "given").err
     (tmp_path / "cpuinfo").write_text("flags : fpu avx2\n")
     assert "so base.dtype=bfloat16 may" not in llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "slow").err
+    assert "is slow on this CPU" in llm_fed("run", tmp_path / "c.yaml", "base.dtype=bfloat16", "--dry-run").err

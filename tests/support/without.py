@@ -80,7 +80,7 @@ def measures(patch: pytest.MonkeyPatch) -> None:
     rather than ten times in a run, and what a step takes is not found out by taking it."""
     patch.setattr(announce, "_peak", lambda *asked: 2**20)
     patch.setattr(cgroups, "group_limits", _once_for_this_machine(cgroups.group_limits))
-    patch.setattr(bases, "bfloat16_hint", lambda: "")
+    patch.setattr(bases, "bfloat16_hint", lambda dtype="auto": "")
 
 
 def _once_for_this_machine(read: Callable[[Path], list[T]]) -> Callable[[Path], list[T]]:
