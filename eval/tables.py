@@ -44,7 +44,7 @@ class RunResult:
 
     folder: str
     round: int  # the round that was tested
-    clients: Mapping[str, float]  # test scores, 0-100; empty where no client has test examples
+    clients: Mapping[str, float]  # test scores, 0-100, those of `uncounted` too; empty where none has test examples
     average: float | None  # over the clients
     worst_half: float | None  # mean of the ceil(n / 2) lowest clients
     traffic: Traffic

@@ -68,6 +68,7 @@ def test_from_a_folder_it_searches_asks_nobody_and_fits_a_phone(site):
             shown.open(site / f"{name}.html", width=390)
             assert shown.run("return document.documentElement.scrollWidth") <= 390, name
             assert all(url.startswith("file:") for url in shown.requests) and not shown.errors, name
+        shown.click("label.md-header__button[for=__search]")  # a phone shows a magnifier until it is touched
         shown.type(".md-search__input", "staleness")
         found = WebDriverWait(shown.driver, 20).until(lambda _: shown.texts(".md-search-result__item h1"))
         assert "fedbuff" in found
