@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, EncoderDecoderCache
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine.bank import AdapterBank
@@ -326,7 +326,8 @@ def forward(
             **{option: value for option, value in options.items() if option in known},
             **(more or {}),
         )
-    return output.logits[:, -keep:], output[name]
+    after = output[name]  # some decoders keep room for what an encoder has read
+    return output.logits[:, -keep:], after.self_attention_cache if isinstance(after, EncoderDecoderCache) else after
 
 
 def select(cache: Cache | None, rows: Tensor) -> Cache:

@@ -45,6 +45,7 @@ FELT = [
     ("mamba", "as it is"),  # padding reaches its state
     ("mpt", "as it is"),  # padding behind a shared beginning would count as distance
     ("bart", "as it is"),  # it counts padding as positions
+    ("rembert", "decoder"),  # its cache has one for an encoder, too
 ]
 
 
