@@ -60,10 +60,10 @@ def rows_of(table: Any, where: str) -> Iterable[Any]:
     if hasattr(table, "columns") and callable(getattr(table, "to_dict", None)):  # of pandas
         named = [name for name in table.index.names if name is not None and name not in table.columns]
         return (table.reset_index(named) if named else table).to_dict("records")
-    if not isinstance(table, str | bytes | Mapping | Iterator):
+    if not isinstance(table, str | bytes | Mapping):
         if hasattr(table, "__getitem__") and hasattr(table, "__len__"):  # a list, or torch's Dataset
             return (table[index] for index in range(len(table)))
-        if isinstance(table, Iterable):
+        if isinstance(table, Iterable) and not isinstance(table, Iterator):  # whose rows can be read again
             return table
     raise UserError(f"{where} is {type(table).__name__}; give {FORMS}")
 

@@ -41,11 +41,11 @@ def of_code(thing: Any) -> Files:
     return {named.__name__: digest(thing)}
 
 
-def digest(thing: Any) -> str:
-    """SHA-256 of a thing by value, whatever it is; `UNKNOWN` and why where a part of it has no value that can be read,
-    as of a lock or an open file."""
+def digest(thing: Any, root: Any = None) -> str:
+    """SHA-256 of a thing by value, whatever it is, as a part of `root`; `UNKNOWN` and why where a part of it has no
+    value that can be read, as of a lock or an open file."""
     try:
-        values = _Values(thing)
+        values = _Values(thing if root is None else root)
         values.dump(thing)
         return values.hash.hexdigest()
     except Exception as error:  # of any kind: its classes say how it is taken apart
@@ -61,7 +61,7 @@ class _Values(pickle._Pickler):
         super().__init__(types.SimpleNamespace(write=self.hash.update), protocol=4)
         self.taken: set[tuple[str, str]] = set()  # module and name
         kind = root if isinstance(root, type | types.FunctionType) else type(root)
-        self._root = root, kind.__module__
+        self.root, self._module = root, kind.__module__
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         known = type(obj) in _PLAIN or id(obj) in self.memo  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ class _Values(pickle._Pickler):
 
     def is_others(self, thing: type | types.FunctionType) -> bool:
         """Whether a class or function is of no module of the user's own, and found under its name there."""
-        if thing is self._root[0] or self.is_own(thing.__module__ or ""):
+        if thing is self.root or self.is_own(thing.__module__ or ""):
             return False
         try:
             return bool(pickle.dumps(thing))
@@ -95,7 +95,7 @@ class _Values(pickle._Pickler):
         spec = None if top in {*sys.stdlib_module_names, __name__.partition(".")[0]} else _spec(top)
         locations = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
         return any(locations) and (
-            module == self._root[1] or not any(location.startswith(_LIBRARIES) for location in locations)
+            module == self._module or not any(location.startswith(_LIBRARIES) for location in locations)
         )
 
 
@@ -153,8 +153,9 @@ def _(thing: types.CodeType, values: _Values) -> Iterable[Any]:
     return thing.co_code, thing.co_exceptiontable, thing.co_names, arguments, counts, thing.co_consts
 
 
-# The order of a set differs from process to process.
-_parts.register(set | frozenset, lambda items, values: [sorted(map(_known, items))])
+# The order of a set differs from process to process; a method's name may stand for another function in its class.
+_parts.register(set | frozenset, lambda own, values: [type(own), _known(own, values.root), getattr(own, "__dict__", 0)])
+_parts.register(types.MethodType, lambda own, values: [own.__func__, own.__self__])
 _parts.register(types.FunctionType, lambda own, values: None if values.is_others(own) else _function(own, values))
 _parts.register(types.ModuleType, lambda module, values: [module.__name__])
 _parts.register(types.MappingProxyType, lambda proxy, values: [dict(proxy)])
@@ -164,10 +165,11 @@ _parts.register(functools.cached_property, lambda own, values: [own.func])
 _parts.register(functools._lru_cache_wrapper, lambda own, values: None if values.is_others(own) else [own.__wrapped__])
 
 
-def _known(thing: Any) -> str:
-    """The checksum of a part; ValueError where it has none."""
-    if (found := digest(thing)).startswith(UNKNOWN):
-        raise ValueError(found.removeprefix(UNKNOWN))
+def _known(things: Iterable[Any], root: Any) -> list[str]:
+    """The checksums of parts, in order; ValueError where one has none."""
+    found = sorted(digest(thing, root) for thing in things)
+    if found and found[-1].startswith(UNKNOWN):  # which is behind all digits
+        raise ValueError(found[-1].removeprefix(UNKNOWN))
     return found
 
 
@@ -208,15 +210,16 @@ def _attributes(module: Any) -> dict[str, Any]:
 def _model(given: Any) -> Files:
     """By the names of its tensors, and of the files that a model in memory has not."""
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     alone = given if isinstance(given, torch.nn.Module | tuple) else given.model  # of a kind of a user's own
     model, tokenizer = alone if isinstance(alone, tuple) else (alone, None)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
     with ThreadPool(_AT_ONCE) as pool:
-        checksums = dict(zip(tensors, pool.map(_tensor, tensors.values(), chunksize=1), strict=True))
+        hashed = pool.map(lambda own: hashlib.sha256(_bytes(own)).hexdigest(), tensors.values(), chunksize=1)
+    checksums = dict(zip(tensors, hashed, strict=True))
     checksums["modules"] = digest([(name, type(module), _said(module)) for name, module in model.named_modules()])
-    if isinstance(model, PreTrainedModel):
+    if hasattr(getattr(model, "config", None), "to_json_string"):  # also of a module around one of transformers
         checksums["config.json"] = digest(model.config.to_json_string())
     if tokenizer is not None:
         is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
@@ -230,17 +233,13 @@ def _said(module: Any) -> dict[str, Any]:
     """What a module of a model says beside its tensors; of transformers' own that is their config."""
     if type(module).__module__.startswith("transformers."):
         return {}
-    return {name: value for name, value in _attributes(module).items() if name not in ("config", "generation_config")}
+    return {name: value for name, value in _attributes(module).items() if not hasattr(value, "to_json_string")}
 
 
 def _bytes(tensor: Any) -> Any:
     import torch
 
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-
-
-def _tensor(tensor: Any) -> str:
-    return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
 _KINDS: Mapping[str, Callable[[Any], Files]] = {"base.name": _model, "task.name": lambda task: dict(task.checksums())}

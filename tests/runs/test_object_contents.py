@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import GPT2Config
 
 from llm_fed.settings.object_contents import UNKNOWN, digest, of_object
 
@@ -124,6 +125,9 @@ MAKERS = [
     lambda give: closed(pd.DataFrame({"a": [give, 2]})),
     lambda give: closed({give}),
     lambda give: closed(frozenset([give])),
+    lambda give: closed({np.int64(give)}),
+    lambda give: closed(type("Own", (set,), {"give": give})([1])),
+    lambda give: types.MethodType(compiled(f"def metric(self): return {give}"), Share(0)),
     lambda give: closed(re.compile(f"a{give}")),
     lambda give: closed(Path(f"a{give}")),
     lambda give: closed(list(Kind)[give]),
@@ -241,3 +245,7 @@ def test_of_a_model_modules_and_forward_count_beside_its_tensors():
     patched.forward = lambda x: x  # type: ignore[method-assign]
     for other in (Net(act=functional.gelu), Net(form=nn.GELU), Net(width=4), Other(), patched, nn.Sequential(Net())):
         assert of_object("base.name", other)["modules"] != first["modules"]
+    for config in (dict, GPT2Config):  # of the module's own code, or of one of transformers that it is around
+        one, other = Net(), Net()
+        one.config, other.config = config(n_layer=2), config(n_layer=3)
+        assert of_object("base.name", one) != of_object("base.name", other)

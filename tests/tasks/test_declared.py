@@ -81,6 +81,11 @@ def rows_of(source: Any) -> list[Any]:
     return list(source if isinstance(source, Source) else given.object_rows("data['a']", source))
 
 
+def test_an_object_with_an_index_is_read_by_it():
+    handed = type("Handed", (list,), {"__iter__": lambda rows: rows, "__next__": list.pop})
+    assert [row.values["a"] for row in rows_of(handed([{"a": 1}, {"a": 2}]))] == [1, 2]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_numbers_of_classes_have_the_names_that_are_declared(form, tmp_path):
     assert [row.values["label"] for row in rows_of(FORMS[form](declared(NUMBERS), tmp_path))] == SAID

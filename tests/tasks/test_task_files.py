@@ -92,6 +92,11 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
     assert (list(loaded.clients), loaded.everybody, len(loaded.clients["b"].test)) == (["a", "b"], ("a", "b"), 2)
     (tmp_path / "b" / "test.jsonl").unlink()
     assert load(tmp_path).reading.for_people() == {"not used": "b/, notes.odt"}
+    for number in range(5):
+        (tmp_path / f"n{number}.odt").touch()
+    assert load(tmp_path).reading.for_people()["not used"].endswith("n3.odt and 2 more")
+    (tmp_path / "n4.odt").unlink()
+    assert load(tmp_path).reading.for_people()["not used"].endswith("n3.odt, notes.odt")
 
 
 def test_a_client_may_have_training_or_test_examples_alone(tmp_path):
