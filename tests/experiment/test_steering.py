@@ -264,12 +264,9 @@ def test_rules_that_no_score_reaches_are_refused(small, tmp_path):
     with pytest.raises(UserError, match=r"stop.patience=2 waits for scores of validation examples"):
         train(_without_validation(small, tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for words, said in (
-        ({"eval": {"every": 0}}, "eval.every is 0"),
-        ({"eval": {"during": "test"}}, "eval.during is 'test'"),
-    ):
+    for words, said in ({"every": 0}, "eval.every is 0"), ({"during": "test"}, "eval.during is 'test'"):
         with pytest.raises(UserError, match=said):
-            check(config(small, stop={"patience": 2}, **words))
+            check(config(small, stop={"patience": 2}, eval=words))
     with pytest.raises(UserError, match=r"stop.min_delta=1.0 would change nothing"):
         unused.check(config(small, stop={"min_delta": 1.0}))
 

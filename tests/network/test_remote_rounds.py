@@ -256,14 +256,8 @@ def test_what_a_client_says_is_believed_only_where_it_can_be():
     good = {"score": 10.0, "base": 50.0, "difference": -40.0, "low": -60.0, "high": -20.0, "examples": 20}
     (warned,) = believed({"ada": {"below-base": good}}, CLIENTS)
     assert warned["clients"] == ["ada"] and warned["figures"]["ada"] == good
-    for bad in (
-        {**good, "low": "x"},
-        {**good, "low": float("nan")},
-        {**good, "high": True},
-        {},
-        5,
-        {**good, "score": 1e9},
-    ):
+    bads = ({**good, "low": "x"}, {**good, "low": float("nan")}, {**good, "high": True}, {}, 5, {**good, "score": 1e9})
+    for bad in bads:
         assert believed({"ada": {"below-base": bad}}, CLIENTS) == []
     assert believed({"ada": {"<script>": good}}, CLIENTS) == []
     other = {"own": 1.0, "other": 2.0, "difference": 1.0, "low": 0.5, "high": 2.0, "examples": 9, "model": "mallory"}
