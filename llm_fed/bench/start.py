@@ -52,6 +52,8 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
     common = drawn.like(common.row.to(drawn.row))
     for site in sites:
         site.start = own.get(site.id, common)
+    if not others:
+        return f"starting from the adapter in {start}"
     whose = "each client's own, for others the mean" if method.own_start else "all equal" if alike else "the mean"
     weighed = ", weighed by numbers of examples" if known and not alike else ""
     return f"starting from the {len(adapters)} adapters in {start}: {whose}{weighed}"

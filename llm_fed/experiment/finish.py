@@ -9,6 +9,7 @@ from typing import Any
 
 from llm_fed.basics import checksum, signs
 from llm_fed.basics.documents import Json
+from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
@@ -27,6 +28,7 @@ from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.requests import succeeded
 from llm_fed.method.site import Site
+from llm_fed.runs.checkpoint import DamagedCheckpoint
 from llm_fed.runs.folder import ENDED, SAMPLES, Run, log_event
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
@@ -79,7 +81,10 @@ def selected_round(experiment: Experiment, run: Run, progress: Progress, reporte
     if config.eval.select == "best" and progress.best.round not in (0, progress.round):
         counted = {id: site.memory.get(NOISY_STEPS) for id, site in experiment.clients.items()}
         ended = progress.ended
-        progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
+        try:
+            progress = restore(run.checkpoints.load(progress.best.round), experiment.clients, experiment.server)
+        except DamagedCheckpoint as error:
+            raise RunError(f"{error}; set eval.select=last to use the last round instead of the best") from error
         progress.ended = ended
         for id, steps in counted.items():
             if steps is not None:  # what was spent stays spent, whichever round is tested

@@ -59,13 +59,8 @@ def known_of(progress: Progress) -> Known:
 
 
 class RemoteClients:
-    """The clients of a federation over a network.
-
-    Args:
-        token: of the run; nodes keep its memories under this name.
-        secret: of sampling under central privacy, which clients must not know.
-        say: tells the operator.
-    """
+    """The clients of a federation over a network. `token`: of the run; nodes keep its memories under this name.
+    `secret`: of sampling under central privacy, which clients must not know. `say`: tells the operator."""
 
     def __init__(self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None]):
         self.sites: dict[str, Client] = {}  # no client's memory is here
@@ -180,13 +175,13 @@ class RemoteClients:
         return {"after": self.answered(client), "kept": sorted(kept)}
 
     def _cohort(self, round: int) -> list[str]:
-        idle = self._idle()
+        idle = self._idle(round)
         if self._central:
             drawn = Poisson(self.names, self._config.participation, self._secret).asks(round)
             return [ask.client for ask in drawn if ask.client in idle]
         return sample(self._config.training_seed, round, idle, self.cohort_size)
 
-    def _idle(self) -> list[str]:
+    def _idle(self, round: int) -> list[str]:
         """The clients that are there and not at work; waits until there is one, or one at work."""
         while True:
             self.roster.greet()
@@ -195,7 +190,7 @@ class RemoteClients:
             idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in nodes]
             if idle or busy:
                 return idle
-            self.roster.say_once("no client is there; waiting")
+            self.roster.say_once(f"no client is there for round {round}; waiting")
             time.sleep(_PAUSE)
 
     def _send(self, messages: Messages, round: int, lr: float) -> tuple[dict[str, bytes], list[tuple[str, str]]]:

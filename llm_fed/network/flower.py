@@ -28,6 +28,7 @@ from llm_fed.settings.config import Device
 if TYPE_CHECKING:
     from llm_fed.network.link import Reply
 
+_SIDE_BY_SIDE = 64  # look-ups that begin at once; the next begin when these have ended, or at the end of PATIENCE
 PATIENCE = 2.0  # seconds that `look` waits for look-ups that have begun
 _KEPT = 600.0  # seconds that a look-up is kept which nobody asks for any more
 _STYPE = "llm_fed.message"  # safetensors with our header; never numpy, never pickle
@@ -168,13 +169,14 @@ class Pulls(Generic[Result]):
 
     def look(self, ids: Collection[str]) -> dict[str, Result]:
         """What there is of these by now, each given out once; returns within PATIENCE, or little more."""
-        now = time.monotonic()
-        for id in ids:
-            future, _ = self._begun.get(id) or (self._started(id), now)
-            self._begun[id] = future, now
+        now, asked = time.monotonic(), [*ids]
+        for first in range(0, len(asked), _SIDE_BY_SIDE):
+            for id in asked[first : first + _SIDE_BY_SIDE]:
+                future, _ = self._begun.get(id) or (self._started(id), now)
+                self._begun[id] = future, now
+            wait([self._begun[id][0] for id in asked[first : first + _SIDE_BY_SIDE]], now + PATIENCE - time.monotonic())
         self._begun = {id: (future, then) for id, (future, then) in self._begun.items() if now - then < _KEPT}
-        done, _ = wait([self._begun[id][0] for id in ids], PATIENCE)
-        results = {id: self._begun.pop(id)[0].result() for id in [*ids] if self._begun[id][0] in done}
+        results = {id: self._begun.pop(id)[0].result() for id in asked if self._begun[id][0].done()}
         return {id: result for id, result in results.items() if result is not None}
 
     def _started(self, id: str) -> Future[Result | None]:

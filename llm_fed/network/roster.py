@@ -95,9 +95,7 @@ class Roster:
                 self.say_once(f"node {node} cannot take part: {why}")
                 continue
             if idle := reply.names("idle"):
-                self.say_once(
-                    f"node {node}: these clients have no training example and do not take part: {listed(idle)}"
-                )
+                self.say_once(f"node {node}: these clients have no training example and are left out: {listed(idle)}")
             self._admit(node, nodes[node], reply.clients)
             mine = {name for name in reply.clients if self.node.get(name) == node}
             self.certificates |= {name: pair for name, pair in reply.certificates.items() if name in mine}

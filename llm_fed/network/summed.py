@@ -89,7 +89,7 @@ class SummedClients(RemoteClients):
             names = [name for name in self._cohort(round) if name in self.roster.certificates]
             if len(names) >= LEAST:
                 return _Sum(Cohort(self._token, time.time_ns(), round, tuple(names)))
-            self.roster.say_once(f"{len(names)} clients are there, and a sum needs {LEAST}; waiting")
+            self.roster.say_once(f"{len(names)} clients are there for round {round}, and a sum needs {LEAST}; waiting")
             time.sleep(_PAUSE)
 
     def _preparing(self, cohort: Cohort) -> list[Order]:
@@ -162,7 +162,7 @@ class SummedClients(RemoteClients):
             there = [other for other in cohort.group(name) if other in now.vectors]
             proofs = {other: now.proofs[other][name] for other in there if other != name}
             orders.append(Order(name, {**self._common("reveal", cohort), "alive": there, "proofs": proofs}))
-        if cohort.round < self._config.rounds and len(self._idle()) >= LEAST:
+        if cohort.round < self._config.rounds and len(self._idle(cohort.round + 1)) >= LEAST:
             self._next = self._begun(cohort.round + 1)
             orders += self._preparing(self._next.cohort)
         came = self._exchanged(now, orders)

@@ -203,5 +203,5 @@ def check_kept(folder: Path, round: int) -> None:
         known = ", ".join(map(str, kept)) or "none"
         raise UserError(
             f"{folder} has no checkpoint of round {round}, only of {known}; checkpoint.keep_rounds=[{round}] keeps it "
-            "in a run that has not yet come so far"
+            "in a run that has not yet come so far; llm-fed run --fresh begins one"
         )

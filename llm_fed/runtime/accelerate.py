@@ -174,10 +174,8 @@ def cost(request: Request[Any]) -> int:
             return sum(sizes[index] for indices in batches for index in indices) * (1 + len(request.teachers))
         case kinds.MeanLosses(states=states, examples=examples):
             return len(states) * sum(map(kinds.size_of, examples))
-        case kinds.LogLikelihoods(examples=examples) | kinds.GradientMoments(examples=examples):
-            return sum(map(kinds.size_of, examples))
         case kinds.OptionScores(queries=queries) | kinds.AnswerLoss(queries=queries):
             return sum(map(kinds.size_of, queries))
         case kinds.Generate(prompts=prompts):
             return len(prompts)
-    return 1
+    return sum(map(kinds.size_of, getattr(request, "examples", ())))

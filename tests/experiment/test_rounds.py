@@ -187,7 +187,7 @@ def test_every_command_takes_a_round(small, runs, tmp_path, llm_fed):
     said = llm_fed("merge", "mean", "--fed", f"{run}@{KEPT}", "--local", f"{run}@best", "--out", tmp_path / "merged")
     assert said.code == 0, said.err
     assert everything(run) == before
-    llm_fed("eval", f"{run}@3").assert_refused("only of 2, 4")
+    llm_fed("eval", f"{run}@3").assert_refused("only of 2, 4", "llm-fed run --fresh")
 
 
 def test_chat_takes_a_round_and_a_run_that_goes_on(small, runs, tmp_path, llm_fed, monkeypatch):

@@ -13,7 +13,7 @@ from network import NetworkInProcess, tree
 from safetensors.torch import load_file, save_file
 
 from llm_fed.basics.errors import UserError
-from llm_fed.bench import build
+from llm_fed.bench import build, start
 from llm_fed.commands import evaluate
 from llm_fed.experiment import run as experiment
 from llm_fed.export import models, peft_folders
@@ -87,6 +87,8 @@ def test_folders_without_metrics_weigh_alike_and_one_folder_is_all(small, origin
     torch.testing.assert_close(made.server.initial().row.double(), mean, rtol=0, atol=1e-7)
     made = prepared(small, origins["local"] / "adapters" / "bob", "fedit")
     assert all(site.initial().equal(own["bob"]) for site in [*made.clients.values(), made.server])
+    said = start.give(made.config, made.method, made.clients.values(), made.base)
+    assert said == f"starting from the adapter in {made.config.start}"
 
 
 def test_every_method_starts_there_or_says_why_not(small, origins):

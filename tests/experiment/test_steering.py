@@ -237,6 +237,20 @@ def test_of_last_counts_back_from_where_the_run_ended(small, tmp_path):
     assert done["round"] == max((2, 3), key=lambda round: (by_round[round], round))
 
 
+def test_a_damaged_best_round_can_be_left_for_the_last(small, tmp_path):
+    """With such a rate the third round is not better than the second."""
+    of = {"stop": NEVER_BETTER, "local": {**SAME_LR, "lr": 1.0, "lr_end": 1.0}}
+
+    def damage(record):
+        if (record["kind"], record.get("round")) == ("round", 3):
+            for manifest in (tmp_path / "run/checkpoints").glob("round-*/manifest.json"):
+                manifest.write_text("{")
+
+    with pytest.raises(RunError, match="is damaged: .*; set eval.select=last"):
+        train(config(small, **of, eval={"select": "best"}), tmp_path / "run", reporter=Told(damage))
+    assert train(config(small, **of), tmp_path / "run")["round"] == 3
+
+
 def test_the_end_is_done_again_after_the_same_round(small, shorter, tmp_path):
     """More adapters are asked for of a run that Ctrl-C has ended."""
     folder = tmp_path / "run"
@@ -250,12 +264,9 @@ def test_rules_that_no_score_reaches_are_refused(small, tmp_path):
     with pytest.raises(UserError, match=r"stop.patience=2 waits for scores of validation examples"):
         train(_without_validation(small, tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for words, said in (
-        ({"eval": {"every": 0}}, "eval.every is 0"),
-        ({"eval": {"during": "test"}}, "eval.during is 'test'"),
-    ):
+    for words, said in ({"every": 0}, "eval.every is 0"), ({"during": "test"}, "eval.during is 'test'"):
         with pytest.raises(UserError, match=said):
-            check(config(small, stop={"patience": 2}, **words))
+            check(config(small, stop={"patience": 2}, eval=words))
     with pytest.raises(UserError, match=r"stop.min_delta=1.0 would change nothing"):
         unused.check(config(small, stop={"min_delta": 1.0}))
 

@@ -28,10 +28,8 @@ SETTINGS = {"unit": "example", "clip": 1.0, "noise": 1.1}
 
 def client(examples: int = 60, seed: int = 0, batch_size: int = 3):
     site = toy.clients(1, sizes=[examples])["c0"]
-    site.local, site.private = (
-        toy.config(local={"batch_size": batch_size}).local,
-        PerExample(1.0, 1.1, 0, toy.secret(seed)),
-    )
+    site.local = toy.config(local={"batch_size": batch_size}).local
+    site.private = PerExample(1.0, 1.1, 0, toy.secret(seed))
     site.begin(1, 0.1)
     return site
 

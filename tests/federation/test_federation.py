@@ -178,10 +178,7 @@ def test_late_answers_arrive_in_order_and_survive_a_stop(tmp_path):
         go(tmp_path / "cut", schedule=schedule, stop_after=2)  # c2's answer was on its way when round 2 was saved
     again, _, _, resumed, _ = go(tmp_path / "cut", schedule=schedule)
     assert resumed == [3] and again.state.equal(whole.state)
-    assert [item.client for item in again.in_flight] == ["c1", "c2"] and [item.arrival for item in again.in_flight] == [
-        5,
-        6,
-    ]
+    assert [(item.client, item.arrival) for item in again.in_flight] == [("c1", 5), ("c2", 6)]
 
 
 def test_one_failing_client_is_logged_and_the_round_goes_on(tmp_path):

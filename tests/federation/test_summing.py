@@ -201,10 +201,8 @@ def test_a_cohort_too_small_or_too_large_is_refused_before_the_first_round(cohor
 def test_uploads_of_anything_but_parameters_are_refused():
     state = State.of({"w": torch.zeros(3)})
     buffers = State(state.layout, state.row, {"bn.running_mean": torch.zeros(2)})
-    for upload, said in (
-        (buffers, "running statistics"),
-        ({"w": state, "counts": torch.ones(3)}, r"counts \(Tensor\)"),
-    ):
+    counts = {"w": state, "counts": torch.ones(3)}
+    for upload, said in (buffers, "running statistics"), (counts, r"counts \(Tensor\)"):
         with pytest.raises(UserError, match=f"those of mine hold {said}"):
             summing.check_upload(upload, "mine")
 

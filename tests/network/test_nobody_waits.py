@@ -87,6 +87,18 @@ def test_what_hangs_holds_up_nothing_else(monkeypatch):
     assert found == {id: id.upper() for id in ids if id != "nothing"}
 
 
+def test_of_many_nodes_few_are_looked_up_at_once(monkeypatch):
+    monkeypatch.setattr(flower, "_SIDE_BY_SIDE", 4)
+    ids, at_once, before = [str(number) for number in range(30)], [], threading.active_count()
+
+    def pull(id):
+        time.sleep(0.01)
+        at_once.append(threading.active_count() - before)
+        return id
+
+    assert flower.Pulls(pull).look(ids) == dict(zip(ids, ids, strict=True)) and max(at_once) <= 4
+
+
 def test_what_ends_a_look_is_raised_where_it_is_asked_for():
     def pull(id):
         raise OSError("the SuperLink is gone")

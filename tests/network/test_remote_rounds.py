@@ -111,13 +111,24 @@ def test_a_round_ends_when_all_have_answered_though_they_are_not_enough(small, t
 def test_clients_cannot_know_who_is_sampled_under_central_privacy(small, tmp_path, monkeypatch):
     """The sample comes from a secret of the server's, not from the run's seed, which every node has."""
     config = from_dict(tree(small, participation=0.5, privacy={"clip": 1.0, "noise": 1.0}))
-    monkeypatch.setattr(RemoteClients, "_idle", lambda self: list(self.names))
+    monkeypatch.setattr(RemoteClients, "_idle", lambda self, round: list(self.names))
     samples = []
     for secret in (Secret.fresh(), Secret.fresh()):
         clients = RemoteClients(NetworkInProcess(tmp_path, small, tree(small)), config, "t", secret, print)
         clients.names = tuple(f"c{i}" for i in range(40))
         samples.append(clients._cohort(1))
     assert samples[0] != samples[1] and all(5 < len(sample) < 35 for sample in samples)
+
+
+def test_that_nobody_is_there_is_said_in_each_round(small, tmp_path, monkeypatch):
+    link, said = NetworkInProcess(tmp_path, small, tree(small)), []
+    remote = RemoteClients(link, link.config, "t", Secret.fresh(), said.append)
+    remote.names, remote.roster.node = ("ada",), {"ada": 1}
+    monkeypatch.setattr(remote.roster, "greet", lambda: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: link.online.add(1))
+    for round in (1, 2):
+        link.online.clear()
+        assert remote._idle(round) == ["ada"] and said[-1] == f"no client is there for round {round}; waiting"
 
 
 @pytest.mark.parametrize(
@@ -245,14 +256,8 @@ def test_what_a_client_says_is_believed_only_where_it_can_be():
     good = {"score": 10.0, "base": 50.0, "difference": -40.0, "low": -60.0, "high": -20.0, "examples": 20}
     (warned,) = believed({"ada": {"below-base": good}}, CLIENTS)
     assert warned["clients"] == ["ada"] and warned["figures"]["ada"] == good
-    for bad in (
-        {**good, "low": "x"},
-        {**good, "low": float("nan")},
-        {**good, "high": True},
-        {},
-        5,
-        {**good, "score": 1e9},
-    ):
+    bads = ({**good, "low": "x"}, {**good, "low": float("nan")}, {**good, "high": True}, {}, 5, {**good, "score": 1e9})
+    for bad in bads:
         assert believed({"ada": {"below-base": bad}}, CLIENTS) == []
     assert believed({"ada": {"<script>": good}}, CLIENTS) == []
     other = {"own": 1.0, "other": 2.0, "difference": 1.0, "low": 0.5, "high": 2.0, "examples": 9, "model": "mallory"}

@@ -30,17 +30,12 @@ from llm_fed.bench.build import prepare
 from llm_fed.commands import compare, section
 from llm_fed.experiment import finish, run, simulation, splits
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import (
-    Distillation,
-    Fit,
-    PerExample,
-    Request,
-)
+from llm_fed.method.requests import Distillation, Features, Fit, Gradient, PerExample, Request
 from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.accelerate import Build, DistributedEngine, Shared, Worker
+from llm_fed.runtime.accelerate import Build, DistributedEngine, Shared, Worker, cost
 from llm_fed.runtime.launch import Gloo, Ranks
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.runtime.portable import Codec, fingerprint, packages_of
@@ -318,6 +313,11 @@ def test_what_travels_comes_back(monkeypatch):
 
 
 LORA = Lora(2, 4, 0.0, ("q_proj",))
+
+
+def test_work_on_more_tokens_counts_for_more():
+    requests = [Features("a", LORA, [encoded(7), encoded(5)]), Gradient("a", LORA, State.of({}), [encoded(9)])]
+    assert [cost(request) for request in requests] == [12, 9]
 
 
 @pytest.mark.parametrize("item", [object(), lambda: 0, json.dumps, Codec().pack, ValueError("a"), {1, 2}])

@@ -223,10 +223,8 @@ def test_runs_one_after_another_with_trackers(small, tmp_path):
     launch = Launch(tmp_path, ["compare", config, "--methods", "local,potara", "--out", tmp_path / "out"])
     assert launch.ended() == [0, 0], launch.said(0)
     assert len(list((tmp_path / "out").rglob("trackers"))) == 2  # of local and of the fedit run that potara needs
-    assert [row["label"] for row in json.loads((tmp_path / "out/table.json").read_text())["rows"]] == [
-        "local",
-        "potara",
-    ]
+    rows = json.loads((tmp_path / "out/table.json").read_text())["rows"]
+    assert [row["label"] for row in rows] == ["local", "potara"]
 
 
 @pytest.mark.slow
