@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import matplotlib as mpl
 from anyascii import anyascii
@@ -77,7 +77,7 @@ def _characters(path: str) -> frozenset[str]:
         return frozenset()
 
 
-@lru_cache(1)  # said once of the same characters
+@cache  # said once of the same characters
 def _tell(characters: str) -> None:
     shown = characters if len(characters) <= 12 else f"{characters[:11]}…"
     log.warning(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import update_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import llm_fed as package
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import init
+from llm_fed.commands.own import OwnObjects
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.reading import saved_config
@@ -321,6 +323,13 @@ def test_a_metric_of_ones_own(small, tmp_path, llm_fed, monkeypatch):
     summary = json.loads((tmp_path / "cli/summary.json").read_text())
     assert summary["scores"]["clients"] == of_function.scores
     assert llm_fed("run", config, "eval.metric=nowhere:f", "--out", tmp_path / "no").code == 2
+
+
+def test_a_function_behind_an_object_that_decorates_it_has_its_name(monkeypatch):
+    decorated = update_wrapper(Halving(), share_of_words)
+    monkeypatch.setitem(globals(), "share_of_words", decorated)
+    own = OwnObjects.of(metric=decorated)
+    assert own.words == (f"eval.metric={__name__}:share_of_words",) and not own.given
 
 
 def test_references_are_lists_of_texts_where_examples_have_several():

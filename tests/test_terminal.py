@@ -56,6 +56,12 @@ def test_names_in_brackets_are_text(capfd):
     assert shown.err == "[north]: loss :cat: [/]\n"
 
 
+def test_of_many_clients_those_without_an_example_are_named(capfd):
+    scored = dict.fromkeys((f"c{number}" for number in range(printing.FEW + 1)), 1.0)
+    printing.print_scores({"local": {"metric": "rouge1", "clients": scored, "unscored": ["ada", "zoe"]}})
+    assert "So it is for ada, zoe." in capfd.readouterr().out  # as none of them has a row
+
+
 def test_version(llm_fed):
     said = llm_fed("--version")
     assert said.code == 0 and re.fullmatch(r"llm-fed \d+\.\d+\.\d+\S*\n", said.out) and said.err == ""

@@ -121,7 +121,7 @@ class Replay:
         config = self.experiment.config
         lines = (line for line in self.lines if (line["kind"], line["round"]) == ("round", round))
         recorded: float | None = next((line.get("lr") for line in lines), None)
-        possible = [replace(config, rounds=rounds).lr(round) for rounds in range(round, config.rounds + 1)]
+        possible = (replace(config, rounds=rounds).lr(round) for rounds in range(config.rounds, round - 1, -1))
         if recorded is not None and recorded in possible:
             return recorded
         report.find(round, "", "client pass", f"the learning rate {recorded} is not that of the configuration")

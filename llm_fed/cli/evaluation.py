@@ -112,7 +112,8 @@ def _check_what(command: str, run_dir: Path | None, base: str | None, alone: Map
     if (run_dir is None) == (base is None):
         raise UserError(f"give either a run folder or --base (with or without --adapter); see llm-fed {command} --help")
     if run_dir is not None and (given := [option for option, value in alone.items() if value is not None]):
-        raise UserError(f"{given[0]} only works with --base; leave it out, as a run brings its own")
+        others = "override it by settings such as task.path=FOLDER" if command == "eval" else "leave it out"
+        raise UserError(f"{given[0]} only works with --base, as a run brings its own; {others}")
 
 
 @app.command(rich_help_panel="Use a finished run")

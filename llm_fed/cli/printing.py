@@ -39,7 +39,7 @@ RUN = "The folder of a finished run; RUN@ROUND and RUN@best are a round that any
 RunFolder = Annotated[Path, typer.Argument(help=RUN)]
 ConfigFile = Annotated[Path, typer.Argument(help="A YAML file: yours, or one that `llm-fed runs` lists.")]
 Settings = Annotated[
-    list[str] | None, typer.Argument(help="key=value settings that override those of CONFIG or RUN, e.g. rounds=20.")
+    list[str] | None, typer.Argument(help="key=value settings over those of CONFIG or RUN, e.g. task.max_length=256.")
 ]
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
 FEW = 20  # of so many clients each has a row
@@ -110,8 +110,8 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         if name not in ("base", "rule"):
             lowest = sorted(score["clients"].items(), key=lambda item: item[1])[:LOWEST]
             out.print(f"lowest of {name}: " + ", ".join(f"{client} {number:.1f}" for client, number in lowest))
-    if any(client not in undefined for client in unscored):
-        out.print(NOT_SCORED)
+    if without := [client for client in unscored if client not in undefined]:
+        out.print(f"{NOT_SCORED} So it is for {listed(without)}." if many else NOT_SCORED)
     if undefined:
         out.print(not_defined(last["metric"], [*undefined]))
     for line in about_rule(known):

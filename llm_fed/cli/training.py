@@ -194,8 +194,7 @@ def compare(
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     if dry_run:
-        runs_of_plan, together = comparison.dry_run(rows, folder, jobs=at_a_time)
-        print_result(*_planned(runs_of_plan, together), as_json)
+        print_result(*_planned(*comparison.dry_run(rows, folder, jobs=at_a_time)), as_json)
         return
     table = comparison.compare(rows, folder, jobs=at_a_time)
     written = f"table.html, table.md, table.csv, table.json, its pictures and the runs are in {folder}"

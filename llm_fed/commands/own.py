@@ -4,7 +4,6 @@ methods and metric."""
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -115,7 +114,7 @@ NO_OBJECTS = OwnObjects()
 
 def _called(thing: Any) -> str:
     """The name of a class or function, or of the class of an object."""
-    return str((thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)).__name__)
+    return str(getattr(thing, "__name__", None) or type(thing).__name__)
 
 
 def _base(base: Any) -> tuple[str, Any, str]:
@@ -172,7 +171,8 @@ def _importable(thing: Any) -> str | None:
     """`module:Name`, where any process that starts here finds the same thing under it; None where none does."""
     from llm_fed.method.merge import kind_of
 
-    if not (isinstance(thing, type) or inspect.isroutine(thing)) or thing.__module__ in ("__main__", None):
+    # A function behind a decorator's object has both names of its own; of another object the class alone has them.
+    if getattr(thing, "__module__", None) in ("__main__", None) or not hasattr(thing, "__qualname__"):
         return None
     try:
         found = pkgutil.resolve_name(plugins.path_of(thing))

@@ -40,7 +40,9 @@ def saved_config(folder: Path) -> dict[str, Any]:
     who does that begins with `read_config`. UserError: its file is missing or damaged, or of another format."""
     path = folder / "config.yaml"
     if not path.is_file():
-        raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
+        held = "holds a comparison" if (folder / "table.json").is_file() else "has no config.yaml"
+        whole = ", without @ROUND" if "@" in folder.name else ""
+        raise UserError(f"{folder} is not a run folder: it {held}; give the --out of an llm-fed run{whole}")
     try:
         tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
         held, private = tree.pop("format", None), (tree.get("privacy") or {}).get("clip") is not None

@@ -99,17 +99,11 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class Callbacks:
-    """Tells each callback in their order. What one raises ends the run.
+    """Tells each callback in their order. What one raises ends the run."""
 
-    Attributes:
-        told: the callbacks.
-        lines: of metrics.jsonl, whose round has no checkpoint yet.
-        stopped_by: which callback has asked to end the run after this round, in words; empty: none.
-    """
-
-    told: Sequence[object] = ()
-    lines: list[Mapping[str, Any]] = field(default_factory=list)
-    stopped_by: str = ""
+    told: Sequence[object] = ()  # the callbacks
+    lines: list[Mapping[str, Any]] = field(default_factory=list)  # of metrics.jsonl, whose round has no checkpoint yet
+    stopped_by: str = ""  # which callback has asked to end the run after this round, in words; empty: none
 
     @classmethod
     def of(cls, callbacks: Sequence[Any]) -> Callbacks:

@@ -11,6 +11,7 @@ import tiny_images
 import torch
 
 from llm_fed.basics.errors import UserError
+from llm_fed.cli import printing
 from llm_fed.commands.cross import cross_scores
 from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run, lay_over
 from llm_fed.experiment import run as experiment
@@ -66,11 +67,13 @@ def test_what_only_training_needs_is_refused_with_a_reason(finished, word):
 
 
 def test_mistakes_in_settings(llm_fed, small, finished):
+    (about,) = printing.Settings.__metadata__  # its example is one of eval, too
+    lay_over(read_config(finished), [about.help.rpartition(" ")[2].rstrip(".")], "the run folder")
     llm_fed("eval", finished, "eval.metrik=rouge1").assert_refused("unknown key eval.metrik", "'metric'")
     llm_fed("eval", finished, "task.template=chta").assert_refused("task.template", "'chat'")
     llm_fed("eval", finished, "task.template=chat").assert_refused("no chat template")
     llm_fed("eval", finished, "limit").assert_refused("got 'limit'", "task.template=chat")
-    llm_fed("eval", finished, "--template", "chat").assert_refused("--template only works with --base")
+    llm_fed("eval", finished, "--template", "chat").assert_refused("only works with --base", "task.path=FOLDER")
     one = ("eval", "--base", small.base, "--data", small.data / "ada/test.jsonl")
     llm_fed(*one, "task.clients=2").assert_refused("task.clients", "--task NAME")
     llm_fed(*one[:3]).assert_refused("--task NAME or --data FILE")

@@ -47,12 +47,13 @@ def test_without_a_font_names_are_spelled_in_latin_letters_and_it_is_said_once(t
     with caplog.at_level(logging.WARNING):
         for copy in ("a", "b"):
             PICTURES[name](tmp_path / f"{copy}.svg")
+            plots.plot_weights(tmp_path / "other.svg", ["瑞"], [[1.0]], groups=["a"])  # other characters in between
     found = texts(tmp_path / "a.svg")
     for spelled in SPELLED:
         assert spelled in found, found
     assert all(ord(letter) < 0x2E80 for text in found for letter in text)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
     assert "spell them in Latin letters" in caplog.text and "fonts-noto-cjk" in caplog.text
 
 

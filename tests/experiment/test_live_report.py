@@ -21,11 +21,13 @@ def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_pat
     said = llm_fed("report", folder)
     assert said.code == 0 and said.out.strip() == str(folder / "report.html")
     assert (folder / "report.html").read_bytes() == before
-    llm_fed("report", f"{folder}@2").assert_refused("is not a run folder")
+    llm_fed("report", f"{folder}@2").assert_refused("is not a run folder", "without @ROUND")
     (folder / "summary.json").unlink()
     assert llm_fed("report", folder).code == 0 and (folder / "report.html").stat().st_size > 10_000
     (tmp_path / "other").mkdir()
     llm_fed("report", tmp_path / "other").assert_refused("is not a run folder: it has no config.yaml")
+    (tmp_path / "other/table.json").write_text("{}")
+    llm_fed("report", tmp_path / "other").assert_refused("is not a run folder: it holds a comparison")
 
 
 @pytest.mark.slow
