@@ -202,9 +202,7 @@ def test_a_finished_run_is_not_handed_out_for_other_objects(small, tmp_path):
     assert run().scores == first.scores
     data = rows_of(small)
     data["bob"]["test"][0]["output"] = "w1 w2"
-    with pytest.raises(
-        UserError, match=r"is finished, and task.name=object::data was another then \(data\['bob'\]\['test'\] differs"
-    ):
+    with pytest.raises(UserError, match=r"is finished, and data= was another then \(data\['bob'\]\['test'\] differs"):
         run(data=data)
     model, tokenizer = base_of(small)
     with torch.no_grad():

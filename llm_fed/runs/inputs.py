@@ -172,8 +172,9 @@ def check_finished(folder: Path, config: Config, contents: Contents) -> None:
     for key in own_keys(values):
         now = contents.named(key, values[key]) if key in recorded else None
         if now is not None and (changed := difference(recorded[key], now)):
+            what = f"{objects.WORD[key]}=" if objects.is_object(values[key]) else f"{key}={values[key]}"
             raise UserError(
-                f"{folder} is finished, and {key}={values[key]} was another then ({changed}); give another --out "
+                f"{folder} is finished, and {what} was another then ({changed}); give another --out "
                 "(out=), or --fresh (fresh=True) to train again"
             )
 

@@ -28,7 +28,7 @@ def recall(path: Path, kind: type[Exception] = RunError) -> dict[str, Any] | Non
     try:
         return read_object(path) if path.exists() else None
     except (OSError, ValueError, RecursionError) as error:
-        raise kind(f"{path} is damaged: {error}; llm-fed run --fresh starts again") from error
+        raise kind(f"{path} is damaged: {error}; put it back as it was, or llm-fed run --fresh starts again") from error
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
