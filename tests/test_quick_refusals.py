@@ -100,6 +100,7 @@ def keys_values_and_paths(folder: Path) -> Cases:
         cases += [([*command, "task.templat=chat"], "unknown key task.templat (the closest is 'template')")]
         cases += [([*command, "eval.limit=few"], "eval.limit is 'few'"), ([*command, "eval.limit=3", "x"], "got 'x'")]
     cases += [(["eval"], "give either a run folder"), (["eval", "run", "--base", "b"], "give either a run folder")]
+    cases += [(["report", "nowhere"], "is not a run folder")]
     return cases
 
 
