@@ -15,9 +15,11 @@ def write_report(run_dir: str | Path) -> Path:
 def write_anew(run_dir: Path, *beside: str) -> Path:
     """Write the report of a run anew, as far as it has come, and of a finished one its digest and those of the files
     `beside` it that are new, too; the same as above."""
+    from llm_fed.runs.reading import is_finished, saved_config
+
+    saved_config(run_dir)  # what follows takes seconds to import, so mistakes are named first
     from llm_fed.runs.digests import of_file
     from llm_fed.runs.folder import take_down
-    from llm_fed.runs.reading import is_finished
 
     path = write_report(run_dir)
     if is_finished(run_dir):

@@ -122,9 +122,7 @@ def report(
 ) -> None:
     """Write report.html of a run anew: as far as it has come, or with the pages of this version."""
     from llm_fed.eval.report import write_anew
-    from llm_fed.runs.reading import saved_config
 
-    saved_config(run_dir)  # what follows takes seconds, so mistakes are named first
     out.print(str(write_anew(run_dir)))
 
 
