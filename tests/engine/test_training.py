@@ -253,9 +253,7 @@ def test_a_batch_without_a_target_token_is_that_clients_error():
     assert isinstance(fit(AdaptedModel(model, structure), jobs[1:2])[0][0], ClientError)
 
 
-@pytest.mark.parametrize(
-    "key, value", [("lr", -1.0), ("weight_decay", math.inf), ("proximal", math.nan), ("momentum", 0.9)]
-)
+@pytest.mark.parametrize("key, value", [("lr", -1.0), ("proximal", math.inf), ("momentum", 0.9)])
 def test_an_optimizer_that_cannot_be_says_why(key, value):
     with pytest.raises(UserError, match=f"the optimizer adamw cannot have {key}={value}; .* and finite, and momentum"):
         Optimizer(**{"lr": 0.1, key: value})
