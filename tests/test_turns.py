@@ -18,15 +18,18 @@ import tiny_images
 import torch
 from equal_runs import assert_same, files
 from rich.console import Console
+from transformers import PreTrainedModel
 
 import llm_fed
 from llm_fed import rows
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, no_locks
 from llm_fed.experiment import run
+from llm_fed.kinds.language import load_base
 from llm_fed.models.loading import explain
 from llm_fed.runs import lock
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict
 
 SECONDS = 120  # in which threads that should end have ended, on a busy machine
@@ -126,6 +129,12 @@ def test_two_threads_and_one_run_folder(small, tmp_path):
     together(job, job)
     assert (tmp_path / "run/summary.json").exists() and len(said) <= 1
     assert all("another thread of this process is writing" in text for text in said), said
+
+
+def test_a_head_is_tied_while_another_thread_suspends_that(tied, monkeypatch):
+    monkeypatch.setattr(PreTrainedModel, "tie_weights", lambda *args, **more: None)  # as transformers does
+    model = load_base(BaseConfig(name=str(tied), dtype="float32"), "cpu").model
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def test_a_thread_that_goes_to_another_folder(small, here, monkeypatch):

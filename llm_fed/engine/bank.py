@@ -256,10 +256,8 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AdaptedModel:
-    """A frozen base under adapters of one structure.
-
-    `model` is a causal language model or an image classifier, quantised or of any float dtype.
-    """
+    """A frozen base under adapters of one structure. `model` is a causal language model or an image classifier,
+    quantised or of any float dtype."""
 
     model: nn.Module
     structure: Lora

@@ -303,11 +303,9 @@ def forward(
     positions: Tensor | None = None,
     more: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Cache]:
-    """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
-
-    `mask` covers what is in the cache and the new tokens; it has a zero only if `padded`. `positions` (N, T) count
-    real tokens only. The base's layers are given `more`, too.
-    """
+    """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them. `mask` covers what
+    is in the cache and the new tokens; it has a zero only if `padded`. `positions` (N, T) count real tokens only. The
+    base's layers are given `more`, too."""
     if positions is None:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     options = {"position_ids": positions, "logits_to_keep": keep}

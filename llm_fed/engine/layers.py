@@ -71,10 +71,8 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class TokenGroups:
-    """One row of S tokens, of which each of G adapters has a stretch: factors (G, out, in).
-
-    A product is one call (torch's `grouped_mm`), but in float64, where it is a product for each adapter.
-    """
+    """One row of S tokens, of which each of G adapters has a stretch: factors (G, out, in). A product is one call
+    (torch's `grouped_mm`), but in float64, where it is a product for each adapter."""
 
     ends: Tensor  # (G,) int32, where the tokens of each end
     of: Tensor  # (S,) whose each token is

@@ -114,7 +114,7 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
             return ImageModel(base, structure, models.read(folder, structure, base))
     except _DAMAGED as error:
         raise UserError(
-            f"{folder / CONFIG} or {PROCESSING} is damaged: {one_line(repr(error))}; export the model again"
+            f"{folder / CONFIG} or {PROCESSING} is damaged: {one_line(repr(error))}; give an exported image model"
         ) from error
 
 

@@ -59,6 +59,7 @@ from llm_fed.tasks.templates import Prompt as PromptText
 from llm_fed.tasks.templates import encode_prompt, template_of
 
 Item = TypeVar("Item")
+_tie = PreTrainedModel.tie_weights
 
 
 @dataclass(kw_only=True)
@@ -300,10 +301,12 @@ def load_base(config: BaseConfig, device: str) -> Language:
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
-    if missing := sorted(report["missing_keys"]):
+    if missing := set(report["missing_keys"]):
+        _tie(model, missing, recompute_mapping=False)  # which a thread that loads a model suspends in all threads
+    if missing:
         raise UserError(
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
-            f"e.g. {missing[0]}; give a complete causal language model"
+            f"e.g. {min(missing)}; give a complete causal language model"
         )
     return _frozen(model, tokenizer, config, Origin.of(config))
 

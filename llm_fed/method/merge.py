@@ -66,10 +66,8 @@ class Merger:
 
 @dataclass(frozen=True)
 class Merge(Method):
-    """A run that trains FedIT and local adapters, or finds them, and merges each client's two by a function.
-
-    It has no rounds. In `finish`, the message to a client is its model in each parent, by the parent's name.
-    """
+    """A run that trains FedIT and local adapters, or finds them, and merges each client's two by a function. It has no
+    rounds. In `finish`, the message to a client is its model in each parent, by the parent's name."""
 
     adapters_only: ClassVar[bool] = True
     unaudited: ClassVar[str] = "the merging itself; audit each of the runs in needs/ that it started from"

@@ -11,7 +11,7 @@ from typing import TypedDict
 import torch
 from torch import nn
 
-from llm_fed.basics.errors import lookup
+from llm_fed.basics.errors import UserError, lookup
 from llm_fed.state import State
 
 # Fused and foreach: one operation on the rows of all clients (docs/results/log/performance.md);
@@ -42,8 +42,8 @@ class Tail:
 @dataclass(frozen=True)
 class Optimizer:
     """One client's optimizer. A step's gradient is that of the loss, of the proximal term and of `tail`; then it is
-    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is. The ranges of
-    its numbers are those of `LocalConfig` and of methods' own settings."""
+    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is. UserError: a
+    number out of range, or momentum without sgd."""
 
     lr: float
     name: str = "adamw"  # adamw | adam | sgd
@@ -58,6 +58,13 @@ class Optimizer:
     warmup: int = 0  # steps before that in which they rise
     tail: Tail | None = None  # of adapters
     frozen: str | None = None  # regular expression of entries that stay as they are, whatever a method trains
+
+    def __post_init__(self) -> None:
+        for key in ("lr", "momentum", "weight_decay", "proximal"):
+            value = vars(self)[key]
+            if not 0 <= value < math.inf or (value and key == "momentum" and self.name != "sgd"):
+                rule = "these numbers are at least 0 and finite, and momentum is for sgd"
+                raise UserError(f"the optimizer {self.name} cannot have {key}={value}; {rule}")
 
     def factor(self, step: int, steps: int) -> float:
         """What the rates are multiplied by in a step, 0 to steps - 1, of a fit."""

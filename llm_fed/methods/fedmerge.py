@@ -263,11 +263,9 @@ def step_soup(soup: Tensor, deltas: Tensor, mixing: Tensor) -> Tensor:
 
 
 def new_soup(soup: list[State], moved: Tensor, uploads: list[Upload], mixing: Tensor) -> list[State]:
-    """The soup's models around the rows `moved`.
-
-    Running statistics (extras) go from the model's own towards those that clients found, by the same c_ij: a convex
-    mix, which keeps variances positive; moving them by differences, as parameters, would not.
-    """
+    """The soup's models around the rows `moved`. Running statistics (extras) go from the model's own towards those that
+    clients found, by the same c_ij: a convex mix, which keeps variances positive; moving them by differences, as
+    parameters, would not."""
     if not soup[0].extras:
         return [soup[0].like(row) for row in moved]
     models = []

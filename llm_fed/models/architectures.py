@@ -80,4 +80,4 @@ def longest(model: Any, tokenizer: Any) -> int | None:
     )
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
     known = [tokenizer.model_max_length, *([found - next(offsets, 0)] if found > 0 else [])]
-    return min((each for each in known if each < 10**9), default=None)
+    return min((int(each) for each in known if each < 10**9), default=None)

@@ -58,11 +58,9 @@ def truncated(state: State, energy: float) -> LowRank:
 
 
 def _factors(matrix: Tensor, energy: float) -> Factors | None:
-    """The factors of the truncated singular value decomposition; None where they are no smaller than the matrix.
-
-    The left singular vectors are the eigenvectors of the Gram matrix of the shorter side, in float64: faster than a
-    decomposition of the matrix, and it converges.
-    """
+    """The factors of the truncated singular value decomposition; None where they are no smaller than the matrix. The
+    left singular vectors are the eigenvectors of the Gram matrix of the shorter side, in float64: faster than a
+    decomposition of the matrix, and it converges."""
     if len(matrix) > matrix.shape[1]:
         pair = _factors(matrix.T, energy)
         return pair and (pair[1].T.contiguous(), pair[0].T.contiguous())

@@ -10,13 +10,14 @@ import peft
 import pytest
 import tiny
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.sequences import load_sequences
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Features, Fit, Logits
+from llm_fed.models.architectures import longest
 from llm_fed.settings.config import NUMBER
 from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import Example, TaskData
@@ -172,3 +173,10 @@ def test_a_new_head_is_no_news(tmp_path, caplog):
     finally:
         library.removeHandler(caplog.handler)
         transformers_logging.set_verbosity(before)
+
+
+def test_a_length_that_a_tokenizer_has_as_a_float():
+    tokenizer = classifiers.tokenizer()
+    tokenizer.model_max_length = 20.0  # type: ignore[assignment]
+    most = longest(BertForSequenceClassification(BertConfig(hidden_size=12, vocab_size=40)), tokenizer)
+    assert most == 20 and isinstance(most, int)

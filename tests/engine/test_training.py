@@ -1,6 +1,7 @@
 """Fused training against client-by-client training with stock PEFT and transformers' own loss."""
 
 import copy
+import math
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -250,6 +251,12 @@ def test_a_batch_without_a_target_token_is_that_clients_error():
     assert "client c1: its batch of local step 2 has no target token" in str(results[1])
     assert isinstance(results[0], Fitted) and isinstance(results[2], Fitted)
     assert isinstance(fit(AdaptedModel(model, structure), jobs[1:2])[0][0], ClientError)
+
+
+@pytest.mark.parametrize("key, value", [("lr", -1.0), ("proximal", math.inf), ("momentum", 0.9)])
+def test_an_optimizer_that_cannot_be_says_why(key, value):
+    with pytest.raises(UserError, match=f"the optimizer adamw cannot have {key}={value}; .* and finite, and momentum"):
+        Optimizer(**{"lr": 0.1, key: value})
 
 
 def test_an_unknown_optimizer_is_named():
