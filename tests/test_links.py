@@ -27,13 +27,13 @@ COMMANDS = {
     "begin": ("empty", ["run", "../c.yaml", "--out", "run"]),
     "fresh": ("whole", ["run", "../c.yaml", "--out", "run", "--fresh"]),
     "continue": ("half", ["run", "../c.yaml", "--out", "run"]),
-    "cross": ("whole", ["eval", "run", "--cross"]),
+    "cross": ("alone", ["eval", "run", "--cross"]),
     "audit": ("whole", ["audit", "run", "--sample", "1"]),
     "export": ("whole", ["export", "run", "run/copies"]),
     "merged": ("whole", ["export", "run", "run/models", "--merged", "--client", "ada"]),
     "join": ("whole", ["join", "run", "--data", "../data/ada/test.jsonl", "--out", "run/new"]),
     "merge": ("whole", ["merge", "mean", "--fed", "run", "--local", "run", "--out", "run/both"]),
-    "runs": ("whole", ["compare", "--runs", "run", "../other", "--out", "run/verdict"]),
+    "runs": ("whole", ["compare", "--runs", "run", "../origins/alone", "--out", "run/verdict"]),
     "compare": ("empty", ["compare", "../c.yaml", "--methods", "fedit,local", "--seeds", "0,1,2", "--out", "run"]),
     "init": ("empty", ["init", "../data", "--out", "run/mine.yaml", "--base", "../base", "--force"]),
     "flower": ("empty", ["flower", "../c.yaml", "--out", "run/app"]),
@@ -49,7 +49,7 @@ class Links:
         small = small_run.make(folder)
         self._config = small.config(folder / "c.yaml", rounds=2, eval={"max_new_tokens": 1, "cross": False})
         origins = folder / "origins"
-        for place, words in {origins / "whole": [], origins / "half": [], folder / "other": ["method=local"]}.items():
+        for place, words in {origins / "whole": [], origins / "half": [], origins / "alone": ["method=local"]}.items():
             run.train(configfile.load(self._config, words), place)
         (origins / "half" / "summary.json").unlink()
         (origins / "empty").mkdir()
