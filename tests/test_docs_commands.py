@@ -228,7 +228,7 @@ def prepare(scene: Path, code: str) -> None:
             llm_fed.run("mine.yaml", f"method={method}", f"seed={seed[1]}", out=run)
         else:
             shutil.copytree(scene / f"of-{method}", scene / run)
-    for adapter in sorted(set(re.findall(r"adapters/\w+|out/north|my-\w+-adapter", code)) - written):
+    for adapter in sorted(set(re.findall(r"adapters/\w+|out/(?:north|south|east)|my-\w+-adapter", code)) - written):
         method = "local" if "local" in adapter else "fedit"
         shutil.copytree(scene / f"of-{method}/adapters/north", scene / adapter, dirs_exist_ok=True)
 
