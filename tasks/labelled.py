@@ -7,8 +7,7 @@ Files lie as those of the task `files` do. Rows of `shop-a.jsonl`, of pairs, and
 {"sentence1": "A dog runs.", "sentence2": "A dog is running.", "score": 4.8}
 
 `task.labels` names the classes in the order of the logits; without it they are those of the data, in natural order. A
-number in the data is then the index of a class, unless it is a class itself. The label is what `task.partition` divides
-by.
+number in the data is then the index of a class, unless it is a class itself. `task.partition` divides by the label.
 """
 
 from __future__ import annotations
@@ -155,8 +154,7 @@ def place_of(label: str, names: Sequence[str]) -> int | None:
 
 
 def check_trained(examples: Sequence[Placed]) -> None:
-    """Refuse data whose files test labels that none of them trains. UserError: a test or validation row of such a
-    label."""
+    """UserError for a test or validation row with a label that no training row of any client has."""
     trained = {_form(example.answers[0]) for _, split, example in examples if split == "train"}
     for _, split, example in examples:
         label, where = example.answers[0], example.where

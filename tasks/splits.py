@@ -87,8 +87,7 @@ class ByContent:
         return np.zeros(len(contents), np.uint8) if self.known is None else self.known.splits_of(contents)
 
     def _fixed(self, contents: np.ndarray, split: str, beside: Sequence[ClientData]) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) bool: which contents a run knows as held out for this split, and which as anything else or as trained on
-        anyway."""
+        """(N,) bool: which contents a run knows as held out for this split, and which as other or as trained."""
         bits = BITS[split] | (SERVER if self.server and split == "test" else 0)
         trains, known = TRAINING | (SERVER & ~bits), self._known(contents)
         trained = [common.digests(client.train) for client in beside]

@@ -1,5 +1,4 @@
-"""Templates around prompts, which are texts with {prompt} in them or chat templates, and the tokens of what fills
-them."""
+"""Templates around prompts, texts with {prompt} in them or chat templates, and the tokens of what fills them."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ def panics(what: str) -> Iterator[None]:
 
 
 def no_locks(error: BaseException | None) -> str:
-    """Why an error of a library of Hugging Face came about, and what to do, where its cache's disk has no locks; else
-    empty."""
+    """Why a library of Hugging Face fails, and what to do, if its cache's disk has no locks; else empty."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             where = f" ({error.filename})" if error.filename else ""

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 
 def derive(seed: int, *parts: str | int) -> int:
-    """A 63-bit seed for (seed, parts): equal inputs give equal seeds on every machine, different inputs independent
-    ones.
+    """A 63-bit seed for (seed, parts): equal ones give equal seeds on every machine, different ones independent seeds.
 
     >>> derive(0, "cohort", 3) == derive(0, "cohort", 3) != derive(0, "cohort", 4)
     True
@@ -34,12 +33,9 @@ class Secret:
 
     The numbers are the stream of AES-256 in counter mode (NIST SP 800-38A) under a key of their own: the HMAC-SHA256 of
     what they are for. No generator of torch draws them: that of the CPU keeps 32 bits of its seed.
-
-    Args:
-        key: 64 hexadecimal digits.
     """
 
-    key: str = field(repr=False)
+    key: str = field(repr=False)  # 64 hexadecimal digits
 
     @classmethod
     def fresh(cls) -> Secret:

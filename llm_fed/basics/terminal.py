@@ -35,14 +35,10 @@ def shown(text: str, encoding: str) -> str:
 
 @dataclass(eq=False)
 class Lasting:
-    """A text stream that takes everything: what cannot be written is dropped.
-
-    Attributes:
-        failure: why something was dropped.
-    """
+    """A text stream that takes everything: what cannot be written is dropped."""
 
     stream: Any
-    failure: Exception | None = None
+    failure: Exception | None = None  # why something was dropped
 
     def __getattr__(self, name: str) -> Any:
         if name == "buffer":  # click would write bytes into it where the encoding is ASCII
@@ -97,8 +93,7 @@ def lasting_streams() -> Iterator[Lasting]:
 
 
 def table_of_numbers(title: str, first: str, columns: Sequence[str]) -> Table:
-    """An empty table: a column of names, which are cut where the terminal is narrow, though never to nothing, and
-    columns of numbers."""
+    """An empty table: names, which are cut where the terminal is narrow, never to nothing, and columns of numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(first, overflow="ellipsis", min_width=_NAME)
     for column in columns:

@@ -24,8 +24,7 @@ _MODULES = "llm_fed.kinds.modules:Modules"  # of a user's own, which only an obj
 
 
 def of(config: BaseConfig, usual: str) -> type[Kind]:
-    """The kind that `base.kind` names, else the `usual` one of the task (`base_kind`). UserError: there is no such
-    kind."""
+    """The kind that `base.kind` names, else the `usual` one of the task (`base_kind`). UserError: there is none."""
     name = config.kind or usual
     path = KINDS.get(name, "")
     if objects.is_object(config.name):
@@ -49,8 +48,7 @@ def chosen(config: Config) -> type[Kind]:
 
 
 def check_writes(config: Config, why: str) -> None:
-    """Refuse a kind whose models write no texts. `why`: the message, with {noun} for what the models are. UserError: it
-    writes none."""
+    """UserError for a kind whose models write no texts. `why`: the message, with {noun} for what the models are."""
     kind = chosen(config)
     if "texts" not in kind.reads:
         raise UserError(why.replace("{noun}", kind.noun))

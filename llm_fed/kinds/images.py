@@ -79,8 +79,7 @@ class Images(Kind):
         return self._examples[structure]
 
     def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
-        """Of pictures whose pixels lie in the memory of the device that computes, where they fit, so that no step waits
-        for them."""
+        """Of pictures whose pixels lie in the memory of the device that computes, where they fit: no step waits."""
         parties = [*task.clients.values(), *([task.server] if task.server else [])]
         size = sum(picture.pixels.nbytes for data in parties for split in data.splits.values() for picture in split)
         if self.device.type == "cpu":

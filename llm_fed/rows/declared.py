@@ -1,6 +1,5 @@
 """What a source declares beside its cells, as the library datasets writes it: into Arrow and Parquet files, beside the
-files of a saved data set, and at the head of a README. Features are what `datasets.Features.to_dict` makes of them.
-"""
+files of a saved data set, and at the head of a README. Features are what `datasets.Features.to_dict` makes."""
 
 from __future__ import annotations
 

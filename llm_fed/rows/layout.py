@@ -93,8 +93,7 @@ class _File:
 
     @classmethod
     def of(cls, path: str) -> _File | None:
-        """`north-train`, `train-00000-of-00002`, `part-00000`, or a name that says neither split nor shard; None of
-        what is no data."""
+        """`north-train`, `train-00000-of-00002`, `part-00000`, or a name that says neither; None of what is no data."""
         *folders, name = path.split("/")
         kind = formats.kind_of(name)
         hidden = len(folders) > DEEPEST or any(part.startswith(".") for part in (*folders, name))
@@ -281,8 +280,7 @@ def _read_numbers(files: Sequence[_File]) -> None:
 
 def _read_words(files: Sequence[_File], joined: bool) -> bool:
     """`train-north` and `test-north`, `north.train.v2` and `north.test.v2`: a word of a split in front or inside counts
-    where the same name comes with `train` and with another split. Whether any does. Names like `dev-team` stay names.
-    """
+    where the same name comes with `train` and another split. Whether any does. Names like `dev-team` stay names."""
     found = [(file, _words(file.rest)) for file in files if file.split is None and file.rest is not None]
     splits = defaultdict[str, set[str]](set)
     for rest, split in (word for _, words in found for word in words):
