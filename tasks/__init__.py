@@ -158,11 +158,8 @@ def load(
 
 
 def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, absent: bool) -> TaskData:
-    """The clients and the server of natural clients whose rows a rule divides; the other arguments are those of
-    `load`."""
-    requested = config.server
-    _check_names([*data.clients.values()])
-    natural = data.clients
+    """The clients and the server of natural clients whose rows a rule divides; other arguments as of `load`."""
+    requested, natural = config.server, data.clients
     if rule.known is not None:
         natural = rule.given(natural, config.partition.test is not None)
     if rule.server:
@@ -175,13 +172,13 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
     clients = list(natural.values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
-        _check_names(clients)
     if not rule.server:
         clients = _with_test(clients, rule)
     everybody = tuple(client.client for client in clients)
     if absent and config.partition.kind == "natural":
         everybody = config.groups or everybody
     clients = _with_examples(clients, data, not requested.test, absent)
+    _check_names(clients)  # those of data that a partition divides name no folder
     without = [client for client in clients if not client.validation]
     beside = [*others, *(client for client in clients if client.validation)]
     own = {client.client: client for client in clients}

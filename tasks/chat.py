@@ -245,8 +245,7 @@ class ChatTemplate:
         return cast(int, self.tokenizer.eos_token_id)
 
     def _taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """The turns; where the template does not take a system message, its text stands before the first of the
-        user."""
+        """The turns; where the template takes no system message, its text stands before the first of the user."""
         if len(turns) < 2 or turns[0].role != "system" or self._takes_system:
             return turns
         return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]
@@ -396,6 +395,8 @@ def answering(text: str, tokenizer: PreTrainedTokenizerBase, date: str) -> str:
     that are given one."""
     if "strftime_now" in text and "date_string" not in text:
         text = _NOW.sub(lambda call: repr(_DAY.strftime(call[2])), text)
+        if "strftime_now(" in text:  # of a format that is no text as it stands
+            text = f"{{%- macro strftime_now(format) -%}}{_DAY:%d %B %Y}{{%- endmacro %}}{{{{ '' }}}}{text}"
     candidates = [_OFF + text, text] if "enable_thinking" in text else [text]
     for candidate in candidates:
         if ChatTemplate(Template("chat", candidate, date), tokenizer).closes:

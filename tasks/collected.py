@@ -24,7 +24,7 @@ HINT = "; or set task.bad_rows=skip to leave such rows out"
 WHOLE = re.compile(r"(-?\d+)\.0+")  # a whole number, as a column with gaps writes it
 MOST_BAD = 0.1  # share of the rows that `task.bad_rows: skip` may leave out
 _FEW = 5  # names in a line
-_EVENTS = {"not used": "not used", "note": "noted", "read": "read otherwise", "left out": "rows left out"}
+_EVENTS = {"note": "noted", "read": "read otherwise", "columns": "columns by file", "left out": "rows left out"}
 # What a column means whose content would change what is learned, where it is not used.
 _MEANINGS = {
     "weight": "all rows count alike", "sample_weight": "all rows count alike",
@@ -57,6 +57,7 @@ class Reading:
     rows: int = 0  # with those that were left out
     skipped: list[Skipped] = field(default_factory=list)  # the rows that were left out
     roles: dict[str, str] = field(default_factory=dict)  # role -> column, of the first file
+    questions: dict[str, list[str]] = field(default_factory=dict)  # columns of prompt and answer, in words -> files
     texts: bool = False  # whether a file holds texts without prompts
     labels: Mapping[str, str] = field(default_factory=dict)  # of texts with labels: where each stands first
 
@@ -86,6 +87,8 @@ class Reading:
             files[form].append(name)
         if files:
             lines["read"] = "; ".join(f"{listed(names, 2)} {form}" for form, names in files.items())
+        if len(self.questions) > 1:
+            lines["columns"] = "; ".join(f"{words} in {listed(names, 2)}" for words, names in self.questions.items())
         if self.skipped:
             bad = sum(each.rows for each in self.skipped)
             lines["left out"] = f"{bad:,} of {self.rows:,} rows (task.bad_rows=skip): {self._first_skipped()}"
@@ -94,8 +97,8 @@ class Reading:
     def events(self) -> list[dict[str, str | bool]]:
         """The lines of metrics.jsonl that say so, and whether each is only information."""
         return [
-            {"event": _EVENTS[label], "reason": text, **({} if label == "left out" else {"information": True})}
-            for label, text in self.for_people().items()
+            {"event": _EVENTS.get(key, key), "reason": text, **({} if key == "left out" else {"information": True})}
+            for key, text in self.for_people().items()
         ]
 
     def skipped_lines(self) -> list[dict[str, str | int]]:
@@ -130,8 +133,7 @@ class Collected:
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
         """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used. `named`:
-        whether the split is said; else a column may say it. Of clients that are not among `task.groups` nothing is
-        read."""
+        whether the split is said; else a column may say it. Of clients outside `task.groups` nothing is read."""
         if client is None or self.requested(self.name(client)):
             for source in sources:
                 self._read(source, client, split, named)
@@ -184,7 +186,14 @@ class Collected:
         rows, total, taken, skipped = iter(source), 0, 0, list[Skipped]()
         sample = list(islice(rows, SAMPLE))
         if good := [row for row in sample if isinstance(row, Row)]:
-            self._learn(source, scheme, good, client)
+            try:
+                self._learn(source, scheme, good, client)
+            except UserError:
+                # A `metadata.json` among the files of clients; a file that is requested by its name is refused.
+                if client is None or len(sample) > 1 or not good[0].where.casefold().endswith(".json, line 1"):
+                    raise
+                self.reading.files.append(where.removeprefix(self.reading.folder))
+                return self._named.discard(self.id(client))
         elif sample:
             first = [self._left_out(row, UserError(str(row))) for row in sample][0]
             reason = f"{first.where}: {first.reason}"
@@ -249,6 +258,9 @@ class Collected:
             reading.forms[name] = ", ".join(source.remarks)
         reading.used.update(scheme.used)
         reading.roles = reading.roles or scheme.roles
+        if scheme.roles.keys() >= {*columns.REQUIRED}:
+            words = ", ".join(f"{role} = {scheme.roles[role]}" for role in columns.REQUIRED)
+            reading.questions.setdefault(words, []).append(name)
         reading.texts |= "text" in scheme.roles
         for column in columns.unused(scheme.names, scheme.used):
             reading.columns[column] = None

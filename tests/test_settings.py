@@ -214,7 +214,7 @@ def test_a_type_that_its_module_does_not_have():
         (Annotated[float, AtLeast(0), Below(1)], 1, "key is 1.0; it must be at least 0 and below 1"),
         (Literal["auto"] | PositiveInt, 0, "key is 0; it must be auto or at least 1"),
         (Literal["auto"] | PositiveInt, "all", "key is 'all'; it must be auto or at least 1"),
-        (Literal["auto"] | PositiveInt, 0.5, "key is 0.5 (float); it takes int or str"),
+        (Literal["auto"] | PositiveInt, 0.5, "key is 0.5 (float); it takes auto or int"),
         (Literal["crop"] | None, "corp", "key='corp' is unknown (the closest is 'crop'); known: crop"),
         (tuple[PositiveInt, ...], [2, 0], "key is [2, 0]; it must be each at least 1"),
         (Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt, [], "key is []; it must be names or at least 1"),

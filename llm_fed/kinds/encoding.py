@@ -41,13 +41,9 @@ class Length(NamedTuple):
 class Encoder:
     """Encodes the examples of all clients of a task. UserError: there is no such template; later: an example cannot
     fill it, or has a token without an embedding. `skipped`: how many examples of each split were longer than
-    `task.max_length` tokens. `none_fits`: in words, the splits of the last client of which no example fits.
-
-    Args:
-        template: instead of the one that `task.template` names.
-        rows: of the base's embedding, if they are known.
-        room: how many tokens may be answered to a prompt of so many, where answers are texts.
-    """
+    `task.max_length` tokens. `none_fits`: in words, the splits of the last client of which no example fits. `template`:
+    instead of the one that `task.template` names. `rows`: of the base's embedding, if they are known. `room`: how many
+    tokens may be answered to a prompt of so many, where answers are texts."""
 
     def __init__(
         self,
@@ -66,6 +62,7 @@ class Encoder:
         self._queried = lru_cache(MOST)(self._query)
         self._untrained = 0  # messages of the assistant that are no targets
         self._not_compared = 0  # examples that are asked, whose given answers are too long
+        self._alike: Counter[bool] = Counter()  # clients whose answers are all desirable (True), or all not
         self._ability = self._fixed_text() if config.eval.ability and not self.objective.preferences else ()
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
@@ -106,6 +103,8 @@ class Encoder:
                 chosen.append(example)
         if required:
             self._count(client, split, len(examples), len(chosen))
+        if required and self.objective.name == "kto" and len({example.desirable for example in chosen}) == 1:
+            self._alike[bool(chosen[0].desirable)] += 1
         return Encodings(chosen, self._train)
 
     def queries(
@@ -150,6 +149,11 @@ class Encoder:
             said.append(
                 f"preference_accuracy leaves out {self._not_compared} examples whose given answers do not fit into "
                 f"{self.task.max_length} tokens; task.too_long=cut-end cuts them"
+            )
+        for label, clients in self._alike.items():
+            said.append(
+                f"the training answers of {clients} clients are all {'' if label else 'un'}desirable (label "
+                f"{str(label).lower()}), so that kto sees nothing to {'avoid' if label else 'prefer'} there"
             )
         if self._untrained:
             said.append(f"{self._untrained} messages of the assistant (weight=0, train=false) are not learned from")

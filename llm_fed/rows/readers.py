@@ -143,7 +143,7 @@ def _with_header(source: Source, header: Sequence[Cell], records: Iterable[_Cell
     names = ["" if name is None else str(name).strip() for name in header]
     source.note_names(names)
     indices = {name: names.index(name) for name in names if name}
-    width = len(names)
+    width, nameless = len(names), [index for index, name in enumerate(names) if index and not name]  # 0: of pandas
     for record in records:
         if isinstance(record, BadRow):
             yield record
@@ -154,6 +154,8 @@ def _with_header(source: Source, header: Sequence[Cell], records: Iterable[_Cell
             said = f"{amount} fields than in the header; quote texts that hold commas"
             yield BadRow(f"{source.where}{at}", said, record.lines)
             continue
+        for index in nameless:
+            source.remark(f"without column {index + 1}, which has no name" if cells[index] not in (None, "") else "")
         yield source.row(at, {name: cells[index] for name, index in indices.items()})
 
 

@@ -39,8 +39,7 @@ def accuracy(said: Labels, right: Labels) -> float:
 
 
 def f1(said: Labels, right: Labels) -> float:
-    """F1 of label 1 of two labels, as in GLUE; NaN where all right labels are the same, as then it says nothing that
-    accuracy does not."""
+    """F1 of label 1 of two, as in GLUE; NaN where all right labels are the same, as it says no more than accuracy."""
     return math.nan if len({*right}) == 1 else 100 * _f1_of(1, said, right)
 
 
@@ -73,7 +72,7 @@ def pearson(said: Numbers, right: Numbers) -> float:
     """Pearson's correlation, -100 to 100; NaN where all predictions, or all right numbers, are the same."""
     try:
         return 100 * min(max(statistics.correlation(said, right), -1.0), 1.0)
-    except statistics.StatisticsError:  # one of them does not vary
+    except (ValueError, OverflowError):  # one of them does not vary, or is infinite, as of a head that diverged
         return math.nan
 
 
@@ -152,8 +151,7 @@ def _kind_of(reference: str) -> str:
 
 
 def squad_words(text: str) -> list[str]:
-    """The words that count in SQuAD 1.1 (Rajpurkar et al. 2016): lower case, ASCII punctuation removed, English
-    articles left out."""
+    """The words that count in SQuAD 1.1 (Rajpurkar et al. 2016): lower case, no ASCII punctuation, no a, an, the."""
     return [word for word in text.lower().translate(NO_PUNCTUATION).split() if word not in ARTICLES]
 
 

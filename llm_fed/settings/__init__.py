@@ -253,7 +253,7 @@ def _texts(kind: Any, marks: tuple[Any, ...]) -> list[str]:
 
 def _name(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return type(get_args(kind)[0]).__name__
+        return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
         return f"tuple[{' | '.join(_name(part) for part, _ in members_of(get_args(kind)[0]))}, ...]"
     return "None" if kind is NoneType else getattr(kind, "__name__", str(kind))

@@ -55,6 +55,7 @@ def test_numbers_as_scipy_has_them():
 def test_a_correlation_of_equal_numbers_is_not_defined(metric):
     for said, right in (([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]), ([2.0], [0.0])):
         assert math.isnan(score(metric, said, right))
+    assert math.isnan(score("pearson", [math.inf, 1.0, 2.0], [1.0, 2.0, 4.0]))  # of a head that diverged
 
 
 class Labelled:

@@ -225,6 +225,19 @@ def test_what_is_not_used_is_named_and_clean_data_are_silent(tmp_path):
     }
 
 
+def test_what_is_no_data_and_which_columns_each_file_has_is_said(tmp_path):
+    write(tmp_path / "n.jsonl", [{"question": f"q{i}", "answer": "a"} for i in range(4)])
+    (tmp_path / "metadata.json").write_text(json.dumps({"license": "x", "features": ["question"]}, indent=2))
+    assert [*load(tmp_path).clients] == ["n"] and said(tmp_path) == {"not used": "metadata.json"}
+    with pytest.raises(UserError, match="metadata.json: no column for the prompt among license, features"):
+        load(tmp_path / "metadata.json")
+    (tmp_path / "s.csv").write_text("prompt,answer,\na,b,\nc,d,e\n")
+    assert said(tmp_path) == {
+        "not used": "metadata.json", "read": "s.csv without column 3, which has no name",
+        "columns": "prompt = question, answer = answer in n.jsonl; prompt = prompt, answer = answer in s.csv",
+    }  # fmt: skip
+
+
 def test_names_that_cannot_be_written_are_told_all_the_same(tmp_path):
     write(tmp_path / "n.jsonl", [{"question": f"q{i}", "answer": "a"} for i in range(4)])
     (tmp_path / "n.jsonl").write_text((tmp_path / "n.jsonl").read_text().replace("{", '{"\\ud83d": 1, '))

@@ -103,7 +103,10 @@ def test_labels_say_which_answers_are_desirable(tmp_path):
     rows = [{"prompt": ASKED, "completion": text, "label": label} for text, label in ((GOOD, True), (BAD, False))]
     train = load(tmp_path, rows * 2).clients["ann"].train
     assert [example.desirable for example in train] == [True, False, True, False]
-    items = encoder("kto", "plain").training("ann", "training", train)
+    found = encoder("kto", "plain")
+    items = found.training("ann", "training", train)
+    assert found.note() == "" and found.training("bob", "training", train[::2])
+    assert found.note().startswith("the training answers of 1 clients are all desirable (label true), so that kto sees")
     assert all(isinstance(item, Judged) for item in items) and [item.desirable for item in items][:2] == [True, False]
     decode = byte_tokenizer().decode
     assert decode(items[1].other.input_ids) == f"{ASKED}\n{GOOD}</s>"  # the answer of the example before it

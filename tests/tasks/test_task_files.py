@@ -27,7 +27,9 @@ def test_folder_per_client_in_natural_order_with_gzip_and_validation(tmp_path):
         write(tmp_path / name / "test.jsonl", records(5))
     write(tmp_path / "client2" / "val.jsonl", records(3))
     (tmp_path / ".cache").mkdir()
+    (tmp_path / "client5").mkdir()  # nobody has put its files there yet
     data = load(tmp_path)
+    assert [*load(tmp_path, groups=("client1", "client5")).clients] == ["client1"]
     assert (data.name, data.metric, list(data.clients)) == ("files", "rouge1", ["client1", "client2", "client10"])
     sizes = {name: (len(c.train), len(c.validation), len(c.test)) for name, c in data.clients.items()}
     assert sizes["client2"] == (20, 3, 5)
@@ -48,6 +50,10 @@ def test_one_file_without_client_column_needs_a_partition(tmp_path, caplog):
     assert {e.group for c in parts.values() for e in c.train} == {"x", "y"}
     with pytest.raises(UserError, match="line 1: task.partition.label='kin' is not a column .the closest is 'kind'"):
         load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kin"))
+    path = write(tmp_path / "all.jsonl", records(20, client="Bob") + records(20, client="bob"))
+    with pytest.raises(UserError, match="client ids 'Bob' and 'bob' differ in case only"):
+        load(path)
+    assert load(path, partition=PartitionConfig(kind="iid", clients=2)).clients  # which names no folder after them
 
 
 GOOD = '{"instruction": "a", "output": "b"}\n'
