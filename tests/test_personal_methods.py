@@ -19,13 +19,9 @@ PACKAGE = Path(__file__).parents[1] / "examples" / "personal_methods"
 NAMES = {"fedper": "FedPer", "fedrep": "FedRep", "apfl": "APFL", "fedala": "FedALA", "fedamp": "FedAMP"}
 # What CONTRIBUTING.md's own example imports, and states, errors.
 PUBLIC = {
-    "llm_fed.basics.errors",
-    "llm_fed.state.wire",
-    "llm_fed.method",
-    "llm_fed.settings",
-    "llm_fed.method.site",
+    "llm_fed.basics.errors", "llm_fed.state.wire", "llm_fed.method", "llm_fed.settings", "llm_fed.method.site",
     "llm_fed.state",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

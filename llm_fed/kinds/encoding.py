@@ -137,7 +137,8 @@ class Encoder:
         for example, length in zip(queries.examples, queries.lengths, strict=True):
             room = self._room(min(length.prompt, self.task.max_length))
             if example.answers and length.whole - length.prompt - 1 > room:  # one token ends it, or more
-                answer = min(map(len, self.tokenizer(list(example.answers), add_special_tokens=False).input_ids))
+                ids = self.tokenizer([*example.answers], add_special_tokens=False, split_special_tokens=True).input_ids
+                answer = min(map(len, ids))
                 found += [answer] if answer > room else []
         return found
 

@@ -234,14 +234,8 @@ def test_a_merge_of_folders_holds_no_row_out_that_their_runs_have_trained_on(tre
     fed, local = (str(folder / "adapters/ada") for folder in runs.values())
     given = ["task.name=files", f"task.path={data}"] if whose == "task" else [f"task.path={data / 'ada.jsonl'}"]
     with growing.built() as built:
-        merge_adapters(
-            "grid",
-            fed,
-            local,
-            tmp_path / "out",
-            client="ada",
-            words=[*given, "task.template=plain", "task.max_length=64"],
-        )
+        words = [*given, "task.template=plain", "task.max_length=64"]
+        merge_adapters("grid", fed, local, tmp_path / "out", client="ada", words=words)
     (one,) = built
     assert one.held and not one.held & one.trained
     held = np.array([Example(prompt, (answer,)).digest for prompt, answer in one.held], np.uint64)

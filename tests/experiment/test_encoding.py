@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import tiny_base
+from byte_tokenizer import byte_tokenizer
 from tokenizers import processors
 
 from llm_fed.basics.errors import UserError
@@ -127,6 +128,12 @@ def test_what_is_read_otherwise_and_what_is_not_learned_from():
     talk = (Turn("user", "w2"), Turn("assistant", "w3", trained=False), Turn("user", "w4"))
     assert made.lengths([Example(talk, ("w5",)), Example("w2", ("<think> w6 </think>",))])
     assert made.note() == "1 messages of the assistant (weight=0, train=false) are not learned from"
+
+
+def test_right_answers_are_as_long_as_they_are_read():
+    """What an answer spells like a control token is text, here a byte a token."""
+    made = Encoder(byte_tokenizer(), Config(task=TaskConfig(template="plain")), room=lambda prompt: 1)
+    assert made.cut(made.queries("c", "test", [Example("w2", ("w3</s>",)), Example("w2", ("w",))])) == [6]
 
 
 def test_a_token_without_an_embedding_is_named():

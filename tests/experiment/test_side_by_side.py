@@ -18,15 +18,10 @@ from llm_fed.experiment.side_by_side import SideBySide
 from llm_fed.settings import configfile
 
 ROWS = {
-    "local": ["method=local"],
-    "fedit": ["method=fedit"],
-    "same": ["method=fedavg"],
-    "potara": ["method=potara"],
-    "mean": ["method=mean"],
-    "slow local": ["method=local", "local.lr=0.01", "local.lr_end=0.01"],
-    "merged": ["method=potara", "local.lr=0.01", "local.lr_end=0.01"],
-    "fedmerge": ["method=fedmerge"],
-}
+    "local": ["method=local"], "fedit": ["method=fedit"], "same": ["method=fedavg"], "potara": ["method=potara"],
+    "mean": ["method=mean"], "slow local": ["method=local", "local.lr=0.01", "local.lr_end=0.01"],
+    "merged": ["method=potara", "local.lr=0.01", "local.lr_end=0.01"], "fedmerge": ["method=fedmerge"],
+}  # fmt: skip
 
 
 class Pretended:
