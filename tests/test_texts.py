@@ -306,7 +306,7 @@ def test_rows_of_a_comparison(file):
     rows = section.read_rows(file, [], [], [])
     assert list(rows.rows) == ["no", "11", "fedit, twice"]
     assert rows.cells["fedit, twice", 0].task.template == "Question: {prompt}"
-    chosen = section.read_rows(file, [], documents.names_of("--methods", "no, 'fedit, twice'"), [])
+    chosen = section.read_rows(file, [], documents.names_of("--methods", "no, 'fedit, twice',"), [])
     assert list(chosen.rows) == ["no", "fedit, twice"]
 
 

@@ -233,7 +233,7 @@ def names(text: str) -> list[str] | None:
     if len(inner) < 2 or inner[0] != "[" or inner[-1] != "]":
         return None
     inner, items = inner[1:-1].strip(), []
-    left = inner and f"{inner},"
+    left = inner and f"{inner.removesuffix(',')},"
     while left:
         item = _ITEM.match(left)
         if item is None or not item[0].strip(", "):
