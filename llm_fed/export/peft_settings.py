@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -35,7 +35,7 @@ _UNDERSTOOD = {
 }  # fmt: skip
 _INERT = {
     "peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision",
-    "merge_weights", "runtime_config",
+    "merge_weights", "runtime_config", "megatron_core", "qalora_group_size",  # the last two say how others are meant
 }  # fmt: skip
 # Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
@@ -49,7 +49,6 @@ _WRITTEN = (
 _OF_BASE = ("task_type", "base_model_name_or_path", "revision", "fan_in_fan_out", "modules_to_save")
 _DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
-
 T = TypeVar("T")
 
 
@@ -60,6 +59,8 @@ def _listed(given: str | int | Sequence[str | int] | None) -> tuple[str | int, .
 
 _Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 _ByPattern = BeforeValidator(lambda given: given or {})
+_Flag = Annotated[bool, BeforeValidator(lambda given: given or False)]
+_Rank = Annotated[int, Field(ge=1)]
 
 
 class AdapterSettings(BaseModel, frozen=True):
@@ -68,10 +69,10 @@ class AdapterSettings(BaseModel, frozen=True):
     folder: Path
     base: Annotated[str, BeforeValidator(lambda given: given or "")] = Field(alias="base_model_name_or_path")
     revision: str | None
-    rank: int = Field(alias="r")
+    rank: _Rank = Field(alias="r")
     alpha: float = Field(alias="lora_alpha")
     dropout: float = Field(alias="lora_dropout")
-    rslora: bool = Field(alias="use_rslora")
+    rslora: _Flag = Field(alias="use_rslora")
     target_modules: str | tuple[str, ...] | None  # as in `Lora`; None: those that PEFT has for the base's architecture
     whole: _Names = Field(alias="modules_to_save")  # modules that are trained whole
     exclude: Annotated[str | tuple[str, ...], BeforeValidator(lambda given: given or ())] = Field(
@@ -82,9 +83,9 @@ class AdapterSettings(BaseModel, frozen=True):
     layers: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field(alias="layers_to_transform")
     layer_lists: _Names = Field(alias="layers_pattern")
     # By a regular expression for the end of a name, a rank or alpha of its own.
-    ranks: Annotated[dict[str, int], _ByPattern] = Field(alias="rank_pattern")
+    ranks: Annotated[dict[str, _Rank], _ByPattern] = Field(alias="rank_pattern")
     alphas: Annotated[dict[str, float], _ByPattern] = Field(alias="alpha_pattern")
-    dora: bool = Field(alias="use_dora")
+    dora: _Flag = Field(alias="use_dora")
     parameters: _Names = Field(alias="target_parameters", default=())  # fused experts that are adapted, as in `Lora`
 
     def structure(self, model: nn.Module) -> Lora:
@@ -203,7 +204,7 @@ def _text(settings: Mapping[str, Any]) -> bytes:
     return json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode()
 
 
-def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Json]:
+def decisive(alpha: float, whole: Sequence[str], dora: _Flag = False) -> dict[str, Json]:
     """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
     return {"lora_alpha": float(alpha), "modules_to_save": list(whole), **({"use_dora": True} if dora else {})}
 
@@ -260,7 +261,7 @@ def _check(folder: Path, values: Mapping[str, Json]) -> None:
             raise _unsupported(folder, key, value)
         if not harmless:
             by = values.get("peft_version")
-            written = f" ({one_line(by, 40)})" if isinstance(by, str) else ""
+            written = f" ({one_line(by, 40)})" if isinstance(by, str) and by != version("peft") else ""
             raise UserError(
                 f"the adapter {folder} has {one_line(key, 60)}={one_line(repr(value), 100)}, which the installed "
                 f"version of PEFT ({version('peft')}) does not know; install the one that wrote it{written}, or delete "
@@ -273,7 +274,10 @@ def _unsupported(folder: Path, key: str, value: Json) -> UserError:
 
 
 def _not_lora(folder: Path, error: Exception) -> UserError:
-    return UserError(f"{folder / CONFIG} is not the configuration of a LoRA adapter: {one_line(repr(error))}")
+    said = repr(error)
+    if isinstance(error, ValidationError):
+        said = "; ".join(f"{each['loc'][0]}={each['input']!r:.60}: {each['msg']}" for each in error.errors())
+    return UserError(f"{folder / CONFIG} is not the configuration of a LoRA adapter: {one_line(said)}")
 
 
 def _own(patterns: Mapping[str, T], names: list[str], key: str) -> dict[str, T]:
