@@ -129,8 +129,7 @@ class KeysAndValues(Protocol):
 
 
 class RunningBatch:
-    """The rows that are being written under the adapters of one bank, `most` at a time. `joins`: whether prompts can
-    join them."""
+    """Rows being written under the adapters of one bank, `most` at a time. `joins`: whether prompts can join them."""
 
     def __init__(self, base: Base, bank: AdapterBank, most: int):
         self._base, self._bank, self._most = base, bank, most

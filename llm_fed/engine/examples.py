@@ -121,8 +121,7 @@ class Examples(ABC, Generic[Item, Side]):
         device. `all_rows`: an adapter or head of its own belongs to each row of the last layer's inputs."""
 
     def losses(self, model: nn.Module, batch: Side, *, all_rows: bool = False, wanted: Tensor | None = None) -> Tensor:
-        """The losses (n,), in the logits' dtype: see `losses_of`, or the divergence from `wanted` logits (targets,
-        C)."""
+        """The losses (n,) in the logits' dtype: as `losses_of`, or divergences from `wanted` logits (targets, C)."""
         logits = self.logits(model, batch, all_rows=all_rows)
         return self.losses_of(logits, batch) if wanted is None else self.divergences(logits, batch, wanted)
 

@@ -34,8 +34,7 @@ NORMS, GATES = ({f"{family}{part}" for family in ("Llama", "Mistral", "Qwen2", "
 
 @dataclass(frozen=True)
 class Kernels:
-    """What computes in one launch. `gated`: silu(x) * y of two tensors (..., C); `rotated`: queries and keys. None: as
-    written."""
+    """What computes in one launch. `gated`: silu(x) * y of (..., C); `rotated`: queries and keys. None: as written."""
 
     gated: Callable[[Tensor, Tensor], Tensor] | None = None
     rotated: Rotate | None = None

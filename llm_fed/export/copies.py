@@ -29,8 +29,7 @@ def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
 
 
 def public_content(path: Path) -> bytes | None:
-    """A file of an adapter for others, without paths of this machine; None of one that has none. UserError: it is
-    damaged."""
+    """A file for others, without paths of this machine; None of one that has none. UserError: it is damaged."""
     if path.name == CONFIG:
         return public_config(path)
     if path.name != FILE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.errors import HfHubHTTPError
+from rich.filesize import decimal
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -23,7 +25,7 @@ from llm_fed.export.gguf_model import Architecture
 from llm_fed.kinds import wording
 from llm_fed.kinds.language import load_base
 from llm_fed.kinds.wording import Model
-from llm_fed.models.loading import attention, check_name, explain, read_settings, read_tokenizer, settle_dtype
+from llm_fed.models.loading import DTYPES, attention, check_name, explain, read_settings, read_tokenizer, settle_dtype
 from llm_fed.models.prompt import FILE, prompt_for
 from llm_fed.runs.reading import read_config
 from llm_fed.settings.config import BaseConfig
@@ -113,7 +115,8 @@ class ExportPlan:
 def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> ExportPlan:
     """What `llm-fed export --merged` does with the adapters of a finished run. UserError: see `copies.handed_out`; or
     these are no single adapters of a language model in full precision, or they change weights that several layers
-    share, or `out` holds such a folder already, or llama.cpp does not know the base's architecture or tokenizer."""
+    share, or `out` holds such a folder already, or llama.cpp does not know the base's architecture or tokenizer.
+    RunError: the disk has no room for them."""
     config, adapters = read_config(folder), handed_out(folder, clients)
     for path in adapters.values():
         peft_folders.check_one(path, "so they cannot be merged into one model; leave out --merged")
@@ -140,6 +143,13 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
         gguf_tokens.check(read_tokenizer(base)[0])
     for path in adapters.values():
         untied(model, peft_settings.read(path).structure(model), path)
+    size = sum(each.numel() for each in model.parameters()) * DTYPES[base.dtype].itemsize
+    count, location = len(adapters) + gguf, next(each for each in (out, *out.absolute().parents) if each.is_dir())
+    if size * count > (free := shutil.disk_usage(location).free):
+        raise RunError(
+            f"{count} models of {decimal(size)} do not fit into {location}, where {decimal(free)} are free; name fewer "
+            "with --client, or give another folder"
+        )
     return ExportPlan(base, adapters, out, "" if gguf else older.advice(model_files.settings_read(base)), gguf)
 
 

@@ -157,7 +157,7 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
     expected = (structure.gate, structure.experts, structure.whole) if structure else (gate, experts, base.heads)
     if (gate, experts, whole) != expected:
         given, wanted = (
-            f"{', '.join(names)} by {rule} and the head {', '.join(head) or 'none'}"
+            f"{', '.join(names) or 'none'} by {rule} and the head {', '.join(head) or 'none'}"
             for rule, names, head in ((gate, experts, whole), expected)
         )
         raise UserError(f"{path} weighs the experts {given}, where {wanted} are expected")

@@ -249,8 +249,7 @@ def _usual(model: nn.Module, folder: Path) -> str | tuple[str, ...]:
 
 
 def _check(folder: Path, values: Mapping[str, Json]) -> None:
-    """Refuse settings of an adapter that cannot be read; an empty value means that a setting is off. UserError: which
-    one it is, and why."""
+    """Refuse settings that cannot be read; an empty value means that one is off. UserError: which one, and why."""
     defaults = _defaults()
     for key, value in values.items():
         if key == "init_lora_weights":

@@ -79,8 +79,7 @@ READ_LAYERS = {
 
 
 def check_family(config: PretrainedConfig, name: str) -> None:
-    """Refuse a base whose rows would not be what they are alone. UserError: its `name`, its family, and why this cannot
-    be a base."""
+    """Refuse a base whose rows would not be what they are alone. UserError: its `name`, its family, and why."""
     for kind in (config.model_type, _family_of(config)):
         reason = _REFUSED.get(kind)
         if kind in _ENCODERS and not config.to_dict().get("is_decoder"):
@@ -93,8 +92,7 @@ def check_family(config: PretrainedConfig, name: str) -> None:
 
 
 def writes(config: PretrainedConfig) -> bool:
-    """Whether a base of this configuration answers with texts: not an encoder, nor a model with a classification
-    head."""
+    """Whether a base of this configuration answers with texts: no encoder, nor a model with a classification head."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # takes seconds to import
 
     has_head = any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ())

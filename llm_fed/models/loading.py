@@ -216,8 +216,7 @@ def checkpoint_activations(model: PreTrainedModel, name: str) -> None:
 
 
 def ensure_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Let the EOS token stand for padding where the tokenizer has no token of its own for it. UserError: it has
-    neither."""
+    """Let the EOS token stand for padding where the tokenizer has none of its own. UserError: it has neither."""
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UserError(

@@ -34,8 +34,7 @@ class Prompt:
     origin: Origin | None = field(default=None, compare=False)  # the base that the folder names
 
     def as_json(self, tokenizer: PreTrainedTokenizerBase, origin: Origin) -> bytes:
-        """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts. `origin`: the base, which
-        lies in it as well."""
+        """The file's content. `stop_tokens` is for people. `origin`: the base, which lies in it as well."""
         text, date = self.template.text, self.template.date
         values = {
             "template": self.template.name,
@@ -65,8 +64,7 @@ def prompt_for(base: Base, folder: Path) -> Prompt | None:
 
 
 def read_prompt(folder: Path) -> Prompt | None:
-    """What an adapter's folder says of its prompts; None where it says nothing, as those of strangers. UserError: the
-    file is damaged."""
+    """What an adapter's folder says of its prompts; None where it says nothing. UserError: the file is damaged."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -98,8 +96,7 @@ def read_prompt(folder: Path) -> Prompt | None:
 
 
 def stop_tokens(base: Base) -> set[int]:
-    """Every token that ends an answer: those of an adapter's folder, or the tokenizer's EOS and the base's (a chat
-    model has several)."""
+    """Every token that ends an answer: those of an adapter's folder, or the tokenizer's EOS and the base's."""
     if base.prompt is not None:
         return set(base.prompt.stop)
     return end_tokens(base.tokenizer, base.model.generation_config.eos_token_id)

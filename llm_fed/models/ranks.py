@@ -32,8 +32,7 @@ def of(ranks: Ranks, client: str, index: int) -> int:
 
 
 def check(ranks: Ranks, clients: Sequence[str]) -> None:
-    """Refuse ranks that are not those of these clients, which are all. UserError: what was given, and what clients
-    there are."""
+    """Refuse ranks that are not those of these clients, who are all. UserError: what was given, and who they are."""
     if isinstance(ranks, int):
         return
     who = f"the {len(clients)} clients are {', '.join(clients[:20])}" + (", ..." if len(clients) > 20 else "")

@@ -73,8 +73,7 @@ class Structure(ABC):
         self._needs_adapters(f"has no expert {expert!r}")
 
     def beside(self, own: str, shared: str, answer: str) -> Structure:
-        """This model under the name `own`, and the run's base, which all clients know, under the name `shared`;
-        UserError for adapters."""
+        """This model as `own`, and the run's base, which all clients know, as `shared`; UserError for adapters."""
         raise UserError("this method gives each client a second, whole model; set adapter=null")
 
     def _needs_adapters(self, lack: str) -> NoReturn:

@@ -167,7 +167,7 @@ def test_another_model_is_not_written(run, llm_fed, tmp_path, monkeypatch, fault
     assert said in failed.err and list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_base_that_is_quantised_on_disk_is_refused(run, llm_fed, tmp_path):
+def test_a_base_that_is_quantised_or_a_full_disk_is_refused_beforehand(run, llm_fed, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "run")
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     shutil.copytree(config["base"]["name"], tmp_path / "base")
@@ -178,6 +178,9 @@ def test_a_base_that_is_quantised_on_disk_is_refused(run, llm_fed, tmp_path):
     (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
     refused = llm_fed("export", tmp_path / "run", tmp_path / "out", "--merged")
     refused.assert_refused("are quantised, and an adapter cannot be merged", "leave out --merged")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 1, 8))
+    refused = llm_fed("export", run, tmp_path / "new/out", "--merged")
+    refused.assert_refused(f"B do not fit into {tmp_path}, where 8 bytes are free; name fewer with --client", code=1)
 
 
 OLD = {  # by family what version 4 reads of what version 5 writes
