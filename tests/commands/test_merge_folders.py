@@ -148,6 +148,7 @@ def test_what_has_no_merge_is_refused(small, folders, llm_fed, tmp_path):
         ((plain, strange), "lm_head.weight, which is neither"),
         ((plain, moved), "one of 'gpt2'", "--base"),
         ((plain, broken(plain, tmp_path / "ranks", r=3)), "fit each other"),
+        ((plain, broken(plain, tmp_path / "none", r=0)), "not the configuration of a LoRA adapter: r=0: "),
         ((plain, tmp_path), "not an adapter folder"),
         ((plain, other, "--weights", "1"), "1 numbers for 2"),
         ((plain, other, "--weights", "1,x"), "numbers with commas"),

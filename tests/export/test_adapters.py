@@ -197,17 +197,11 @@ def pickled(folder):
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: data[:-7]), "damaged or cut short"),
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: data[:5]), "damaged or cut short"),
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
-        (
-            lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: data[:-7]),
-            "config.json is absent or damaged",
-        ),
+        (lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: data[:-7]), "json is absent or damaged"),
         (lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: b"[1]"), "it is not a JSON object"),
         (lambda folder: edited(folder, r="three"), "not the configuration of a LoRA"),
         (lambda folder: edited(folder, r=0), "not the configuration of a LoRA.*r=0: .*equal to 1$"),
-        (
-            lambda folder: edited(folder, target_modules=[]),
-            r"target_modules is \(\); it must be at least one module name",
-        ),
+        (lambda folder: edited(folder, target_modules=[]), r"target_modules is \(\); it must be at least one module"),
         (lambda folder: edited(folder, peft_type="IA3"), "type IA3; only LORA"),
     ],
 )
