@@ -48,6 +48,8 @@ def check_folder(name: str, folder: Path, weights: bool = True) -> None:
     if not parts and (packed := [file for file in files if file.endswith(".gguf")]):
         raise _refused(name, f"holds GGUF ({packed[0]}), whose weights are rounded for llama.cpp", _ORIGINAL)
     if "config.json" not in files:
+        if {"config.yaml", "metrics.jsonl"} <= {*files}:
+            raise _refused(name, "is a run's folder", "its base is in config.yaml, and adapter.start takes it")
         within = sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])
         raise _refused(name, "has no config.json", f"give {within[-1].parent}, which has one" if within else _SAVED)
     check_quantization(name, _read(folder / "config.json"))

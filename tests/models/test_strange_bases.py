@@ -125,6 +125,7 @@ FOLDERS = {
     "mlx": (lambda f: settings(f, quantization={"group_size": 64, "bits": 4}), ["MLX", "made from"]),
     "pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), ["pickled", "save_pretrained"]),
     "no config": (lambda f: (f / "config.json").unlink(), ["has no config.json", "save_pretrained"]),
+    "run": (lambda f: ((f / "config.json").rename(f / "config.yaml"), (f / "metrics.jsonl").touch()), ["run", "start"]),
     "lfs": (lambda f: (f / "model.safetensors").write_text(LFS), ["Git LFS", "model.safetensors", "git lfs pull"]),
     "cache": (lambda f: moved(f, "snapshots/0123abcd"), ["has no config.json", "snapshots/0123abcd, which has one"]),
     "checkpoints": (lambda f: moved(f, "checkpoint-20"), ["has no config.json", "checkpoint-20, which has one"]),
