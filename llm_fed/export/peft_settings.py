@@ -204,7 +204,7 @@ def _text(settings: Mapping[str, Any]) -> bytes:
     return json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode()
 
 
-def decisive(alpha: float, whole: Sequence[str], dora: _Flag = False) -> dict[str, Json]:
+def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Json]:
     """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
     return {"lora_alpha": float(alpha), "modules_to_save": list(whole), **({"use_dora": True} if dora else {})}
 
@@ -275,7 +275,7 @@ def _unsupported(folder: Path, key: str, value: Json) -> UserError:
 def _not_lora(folder: Path, error: Exception) -> UserError:
     said = repr(error)
     if isinstance(error, ValidationError):
-        said = "; ".join(f"{each['loc'][0]}={each['input']!r:.60}: {each['msg']}" for each in error.errors())
+        said = "; ".join(f"{'.'.join(map(str, each['loc']))}={each['input']!r:.60}: {each['msg']}" for each in error.errors())
     return UserError(f"{folder / CONFIG} is not the configuration of a LoRA adapter: {one_line(said)}")
 
 
