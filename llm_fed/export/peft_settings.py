@@ -275,7 +275,8 @@ def _unsupported(folder: Path, key: str, value: Json) -> UserError:
 def _not_lora(folder: Path, error: Exception) -> UserError:
     said = repr(error)
     if isinstance(error, ValidationError):
-        said = "; ".join(f"{'.'.join(map(str, each['loc']))}={each['input']!r:.60}: {each['msg']}" for each in error.errors())
+        wrong = ((".".join(map(str, each["loc"])), each["input"], each["msg"]) for each in error.errors())
+        said = "; ".join(f"{key}={value!r:.60}: {why}" for key, value, why in wrong)
     return UserError(f"{folder / CONFIG} is not the configuration of a LoRA adapter: {one_line(said)}")
 
 
