@@ -169,11 +169,9 @@ class Messages(Mapping[str, Message]):
         return self._last[1]
 
     def all_packed(self) -> dict[str, bytes]:
-        """By client the message as it travels; what several are sent alike, as a group's model, is there once."""
-        messages = {client: self.method.broadcast(self.state, client) for client in self.clients}
-        unlike = {id(message): message for message in messages.values()}
-        packed = {key: pack(message, self.encoding) for key, message in unlike.items()}
-        return {client: packed[id(message)] for client, message in messages.items()}
+        """By client the message as it travels; what several are sent alike, as a group's model, is in memory once."""
+        unlike: dict[bytes, bytes] = {}
+        return {client: unlike.setdefault(sent := self.packed(client), sent) for client in self.clients}
 
     def given(self, sent: bytes, examples: int | None) -> Given:
         """What the answer to a packed message must be like, which is kept beside the request. `examples`: how many the
