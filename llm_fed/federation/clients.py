@@ -169,8 +169,9 @@ class Messages(Mapping[str, Message]):
         return self._last[1]
 
     def all_packed(self) -> dict[str, bytes]:
-        """By client the message as it travels."""
-        return {client: self.packed(client) for client in self.clients}
+        """By client the message as it travels; what several are sent alike, as a group's model, is in memory once."""
+        unlike: dict[bytes, bytes] = {}
+        return {client: unlike.setdefault(sent := self.packed(client), sent) for client in self.clients}
 
     def given(self, sent: bytes, examples: int | None) -> Given:
         """What the answer to a packed message must be like, which is kept beside the request. `examples`: how many the

@@ -127,7 +127,7 @@ _KINDS: dict[Function, type[Merge]] = {}  # by the function that merges
 
 def kind_of(attribute: Any) -> Any:
     """The class of method that a module's attribute stands for: of a merger its `Merge`, else the thing itself."""
-    return _KINDS.get(attribute, attribute) if inspect.isfunction(attribute) else attribute
+    return _KINDS.get(inspect.unwrap(attribute), attribute) if inspect.isfunction(attribute) else attribute
 
 
 def _given(value: Any, otherwise: Any) -> Any:

@@ -269,11 +269,7 @@ class Runtime(Protocol):
 
 
 def succeeded(outcomes: Mapping[str, Result | Exception]) -> dict[str, Result]:
-    """What `Runtime.run` returned, where all of it has to succeed: the first exception is raised.
-
-    Raises:
-        RunError: a client's work failed.
-    """
+    """What `Runtime.run` returned, where all of it has to succeed. RunError: a client's work failed, the first one."""
     results = {}
     for id, outcome in outcomes.items():
         if isinstance(outcome, ClientError):

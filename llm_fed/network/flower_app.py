@@ -83,14 +83,15 @@ def accepts(name: str) -> bool:
 
 
 def name_of(stem: str, method: str = "") -> str:
-    """The name of an app that Flower takes: `stem-method` with hyphens for other signs, cut to LONGEST. `stem`: of the
-    configuration file. `method`: its name, or `package.module:Name`."""
+    """The name of an app that Flower takes: `stem-method` with hyphens for other signs, cut to LONGEST with digits of a
+    hash, so that two differ. `stem`: of the configuration file. `method`: its name, or `package.module:Name`."""
     whole = unicodedata.normalize("NFC", "-".join(filter(None, [stem, short(method)])))
     if accepts(whole):
         return whole
     name = re.sub("-+", "-", "".join(sign if sign.isalnum() else "-" for sign in whole)).strip("-")
-    name = name if name[:1].isalpha() else f"app-{name}"
-    return name[:LONGEST].rstrip("-")
+    name = name if name[:1].isalpha() else f"app-{name}".rstrip("-")
+    mark = hashlib.sha256(whole.encode(errors="replace")).hexdigest()[:4]
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 5].rstrip('-')}-{mark}"
 
 
 def natural(config: Config) -> Config:
@@ -119,21 +120,19 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
         "federation/client.py": _MODULE.format(side="client"),
         "federation/config.yaml": text,
     }
+    earlier = folder / "federation" / "config.yaml"
+    replaced = earlier.is_file() and earlier.read_bytes() != text.encode()
     write_folders([(folder, {path: text.encode() for path, text in files.items()})], "a Flower app")
-    notes = [f"Its configuration has the digest {mark}, which an owner's policy names (node-policy.yaml)."]
-    if source and name != f"{source.stem}-{short(method)}":
-        notes.append(f"The app is named {name}, as {RULE}.")
-    if config.task.partition.kind != "natural":
-        notes.append(
-            "(task.partition is left out: it divides one data set in a simulation; over a network each machine names "
-            "its own data and clients, with their test split)"
-        )
-    if config.delay.sigma or config.delay.drop_out:
-        notes.append("(delay.* is virtual time of a simulation; over a network answers are late by themselves)")
     outside = [name for name, known in ((method, methods.NAMES), (task, tasks.TASKS)) if name not in known]
-    if outside:
-        notes.append(
-            f"{' and '.join(outside)}: install what this names at the server and at every node, and let each node's "
-            f'operator add allow="{",".join(outside)}" to --node-config'
-        )
-    return "".join(f"\n{note}" for note in notes)
+    notes = {
+        f"Its configuration has the digest {mark}, which an owner's policy names (node-policy.yaml).": True,
+        "It replaces an app of another configuration; where both are needed, give one another --out.": replaced,
+        f"The app is named {name}, as {RULE}.": source is not None and name != f"{source.stem}-{short(method)}",
+        "(task.partition is left out: it divides one data set in a simulation; over a network each machine names its "
+        "own data and clients, with their test split)": config.task.partition.kind != "natural",
+        "(delay.* is virtual time of a simulation; over a network answers are late by themselves)":
+            config.delay.sigma > 0 or config.delay.drop_out > 0,
+        f"{' and '.join(outside)}: install what this names at the server and at every node, and let each node's "
+        f'operator add allow="{",".join(outside)}" to --node-config': bool(outside),
+    }  # fmt: skip
+    return "".join(f"\n{note}" for note, applies in notes.items() if applies)

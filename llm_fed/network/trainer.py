@@ -8,7 +8,7 @@ and the adapter that it ends with is what the method continues with.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,10 @@ class TrainedAdapter:
         coarse = min(theirs.dtype, own.dtype, key=lambda dtype: dtype.itemsize)
         if theirs.shape != own.shape or not torch.equal(theirs.to(coarse), own.to(coarse)):
             raise UserError("the Trainer's model has other embeddings than the federation's base; load the same base")
+        data = self.trainer.train_dataset
+        if isinstance(data, Sized) and len(data) != site.num_examples:
+            said = f"the server weighs {site.id} by the {site.num_examples} that lie here"
+            print(f"the Trainer has {len(data)} training examples, and {said}", flush=True)
 
     def fit(self, request: Fit) -> Fitted | ClientError:
         """What the Trainer makes of where a fit starts. UserError: the method asks for what no Trainer does."""

@@ -195,11 +195,8 @@ class State:
 
 
 def stack(states: Iterable[State]) -> Tensor:
-    """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product.
-
-    Raises:
-        ValueError: no states, or states of different layouts.
-    """
+    """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product. ValueError: no
+    states, or states of different layouts."""
     states = list(states)
     if not states:
         raise ValueError("cannot stack no states")

@@ -16,6 +16,7 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.federation.clients import Messages
 from llm_fed.federation.progress import restore
 from llm_fed.method import Method
+from llm_fed.methods.cfl import CFL
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.local import Local
 from llm_fed.runs.checkpoint import Checkpoints, CheckpointWarning
@@ -277,6 +278,9 @@ def test_messages_give_every_client_memory_of_its_own(tmp_path):
     sent = Messages(FedIT(), progress.state, ["c0", "c1"])
     sent["c0"].row.zero_()
     assert torch.equal(sent["c1"].row, progress.state.row) and progress.state.row.abs().sum() > 0
+    groups = {"models": [progress.state, 2 * progress.state], "groups": [["c0", "c2"], ["c1"]]}
+    packed = Messages(CFL(stationary=1, incongruent=1), groups, ["c0", "c1", "c2"]).all_packed()
+    assert packed["c0"] is packed["c2"] and packed["c0"] != packed["c1"]  # else each client takes a model's memory
 
 
 def test_who_remembers_something_is_looked_at_again_after_a_restart():

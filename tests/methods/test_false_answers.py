@@ -125,11 +125,7 @@ class Attacked:
 
     def after(self, lie: Case | None, refuse: bool = False) -> tuple[float, str]:
         """The loss of honest clients after rounds in which one answers so (None: as it should), and why that was
-        refused.
-
-        Args:
-            refuse: whether its answers count as none.
-        """
+        refused. `refuse`: whether its answers count as none."""
         whole, why, before = self.whole, "", []
         whole.state, whole.server.memory = self.state, copy(self.memory)
         with whole.undone():

@@ -1,6 +1,7 @@
 """Mergers of one's own: functions under @Merger, named where a method is named."""
 
 import json
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.merge.mean import mix_factors
 from llm_fed.mergers.interpolation import mean
+from llm_fed.method.merge import kind_of
 from llm_fed.runs.records import read_records
 from llm_fed.settings.plugins import allowing
 from llm_fed.state import State
@@ -63,6 +65,7 @@ def test_a_built_in_merger_is_a_plain_function():
     fed, local = (State.of({"l.lora_A": torch.full((2, 3), x), "l.lora_B": torch.full((3, 2), x)}) for x in (1.0, 3.0))
     state, recipe = mean(SimpleNamespace(), fed, local, weight=0.25)
     assert state.equal(mix_factors(fed, local, 0.25)) and recipe == {"lambda_fed": 0.25}
+    assert kind_of(wraps(mean)(lambda *given, **settings: None)) is kind_of(mean)  # also under another decorator
 
 
 def test_its_keyword_arguments_are_its_settings(blends):

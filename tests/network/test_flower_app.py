@@ -32,6 +32,7 @@ def test_the_rule_is_flowers(name):
 def test_flower_takes_the_name_of_any_file_and_method(stem, method):
     name = flower_app.name_of(stem, method)
     assert valid_name(name) == (True, "") and flower_app.name_of(name) == name
+    assert len({flower_app.name_of(stem, "x" * 30 + end) for end in "ab"}) == 2
 
 
 @pytest.mark.parametrize("name", [name for name in shipped.files() if name.startswith("flowertune")])
@@ -52,7 +53,8 @@ def test_a_folder_that_flower_would_refuse_is_not_written(small, here, llm_fed, 
     said.assert_refused("Flower takes letters, digits and hyphens, 32 at most", "give --out apps/")
     assert not (here / "apps").exists()
     better = said.err.split("give --out ")[1].strip()
-    assert llm_fed("flower", config, "--out", better).code == 0
+    assert "It replaces an app" not in llm_fed("flower", config, "--out", better).out
+    assert "It replaces an app of another" in llm_fed("flower", config, "rounds=7", "--out", better).out
 
 
 def test_the_name_of_a_linked_folder_is_that_of_its_target_as_flower_resolves_it(small, here, llm_fed):

@@ -84,12 +84,7 @@ def chain(
     folder: Path, small: Any, settings: dict[str, Any], by: str, late: str = "", step: int = 1
 ) -> tuple[Any, int, NetworkInProcess]:
     """The summary of a run that dies until it is through, how often it did, and its last network; each time it dies
-    some lines, or orders, later than the time before.
-
-    Args:
-        late: a client whose answers to training come a round late.
-        step: how many lines, or orders.
-    """
+    `step` lines, or orders, later than the time before. `late`: a client whose answers come a round late."""
     for number in count():
         most = step * number
         link = NetworkInProcess(folder, small, settings)

@@ -203,11 +203,8 @@ def hostile(tree: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 def attack(node: Node, small: Small, folder: Path, content: bytes, examples: int, seed: int) -> dict[str, int]:
     """How often which code was told, of so many messages whose settings, or fields of orders, are hostile. The server
-    learns no cell and no place of this machine, nothing is written elsewhere, and nobody waits.
-
-    Raises:
-        AssertionError: a finding.
-    """
+    learns no cell and no place of this machine, nothing is written elsewhere, and nobody waits. AssertionError: a
+    finding."""
     draw, codes = random.Random(seed), dict[str, int]()
     place = replace(place_of(small, folder), path=str(marked(folder / "data")))
     before = sorted(os.listdir(folder))

@@ -192,12 +192,12 @@ def test_what_it_cannot_carry_is_told_to_the_server(small, tmp_path, capfd, case
     assert "the node could not do it (failed); its log says more" in told
 
 
-def test_it_answers_in_the_place_of_the_worker(small, tmp_path, monkeypatch):
+def test_it_answers_in_the_place_of_the_worker(small, tmp_path, monkeypatch, capfd):
     """`serve` listens where the process that Flower starts looks for its worker."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     tmp_path.chmod(0o700)
     settings = tree(small, **AGREE)
-    node = llm_fed.network.patch(trainer_of(small.base, tmp_path, rows_of(settings, "bob")))
+    node = llm_fed.network.patch(trainer_of(small.base, tmp_path, rows_of(settings, "bob")[1:]))
     network = NetworkInProcess(tmp_path, small, settings)
     home, text = tmp_path / "home-bob", yaml.safe_dump(as_dict(network.config))
     serving = threading.Thread(target=node.serve, args=[home], kwargs={"idle": 1.0})
@@ -212,4 +212,5 @@ def test_it_answers_in_the_place_of_the_worker(small, tmp_path, monkeypatch):
         node.serve(home)
     serving.join()
     assert [*reply["clients"]] == ["bob"]
+    assert re.search(r"has (\d+) training examples, and the server weighs bob by", capfd.readouterr().out)
     assert not (home / "worker.log").exists()

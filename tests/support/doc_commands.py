@@ -56,11 +56,7 @@ class Command:
 
 
 def commands(code: str) -> list[Command]:
-    """Of a block of bash. Variables that it sets are put into the words that name them.
-
-    Raises:
-        ValueError: a quote is never closed.
-    """
+    """Of a block of bash. Variables that it sets are put into the words that name them. ValueError: an open quote."""
     found: list[Command] = []
     known: dict[str, str] = {}
     for line in _lines(code):
@@ -158,11 +154,7 @@ def _source(script: Path) -> str:
 
 
 def check_script(script: Path, words: list[str]) -> None:
-    """By the script's own parser, at which it ends.
-
-    Raises:
-        ValueError: what the parser says of the words.
-    """
+    """By the script's own parser, at which it ends. ValueError: what the parser says of the words."""
 
     class Parsed(Exception):
         pass

@@ -35,12 +35,8 @@ def of_classes(*labels: int) -> list[Picture]:
 
 
 class Federation:
-    """A method's sites, and rounds in which every message passes through the wire and the server's checks.
-
-    Args:
-        parts: the clients' examples.
-        architectures: of the clients' models, in turn; no name for the base, a CNN.
-    """
+    """A method's sites, and rounds in which every message passes through the wire and the server's checks. `parts`: the
+    clients' examples. `architectures`: of the clients' models, in turn; no name for the base, a CNN."""
 
     def __init__(self, method: Method, *parts: Sequence[Picture], architectures: Sequence[str] = ("",)):
         self.method, self.base = method, tiny_images.cnn()

@@ -170,6 +170,16 @@ def test_a_check_fails_on_a_method_without_its_property(here, says):
     assert message in said, said
 
 
+def test_a_step_that_remembers_in_the_method_is_not_pure(here):
+    write(here, """
+        async def server_update(self, server, state, uploads):
+            object.__setattr__(self, "steps", getattr(self, "steps", 0) + 1)
+            return state
+        """)  # fmt: skip
+    with pytest.raises(battery.Failed, match="changed the method itself: it has {'steps': "):
+        CHECKS["the server's step is pure"](go({"name": "own:Own"}, ADAPTERS, here / "whole"), here / "again")
+
+
 def test_what_the_command_says(here, capsys, monkeypatch):
     """A line for each check, and where a property that fails is described; code 1."""
     monkeypatch.setattr(battery, "MODELS", ADAPTERS)
