@@ -337,8 +337,7 @@ def _known(methods: int, level: float) -> list[float]:
 
 def between(methods: int, df: float | np.ndarray, level: float = LEVEL) -> np.ndarray:
     """c to within 2 %, quickly for any degrees of freedom from 2 on."""
-    places = [1 / known for known in _GRID]
-    return np.exp(np.interp(1 / np.asarray(df), places[::-1], _known(methods, level)[::-1]))
+    return np.exp(np.interp(1 / np.asarray(df), [1 / known for known in _GRID[::-1]], _known(methods, level)[::-1]))
 
 
 @cache

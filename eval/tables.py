@@ -178,10 +178,7 @@ COSTS = (
     Column("seconds", lambda row: row.work.seconds if row.work else None, few),
     Column("up per round", lambda row: row.traffic.up_per_round if row.traffic else None, size),
     Column(
-        "up in total",
-        lambda row: row.traffic.up if row.traffic else None,
-        size,
-        terminal="bytes\nsent",
+        "up in total", lambda row: row.traffic.up if row.traffic else None, size, terminal="bytes\nsent",
         page="a client sends",
     ),
     Column("down per round", lambda row: row.traffic.down_per_round if row.traffic else None, size),
@@ -191,7 +188,7 @@ COSTS = (
         "params sent", lambda row: (row.parameters.down, row.parameters.up), times, terminal="in a\nmessage", held=True
     ),
     Column("params on client", lambda row: (row.parameters.client,), times, terminal="held by\na client"),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ class Cross:
 
     def others(self, client: str) -> list[str]:
         """Those whose models answered this client's examples, and whose examples this one's model answered."""
-        pairs = self.answers
-        return [k for k in self.clients if k != client and {(k, client), (client, k)} <= pairs.keys()]
+        return [k for k in self.clients if k != client and {(k, client), (client, k)} <= self.answers.keys()]
 
 
 def warnings_of(

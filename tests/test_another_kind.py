@@ -210,9 +210,8 @@ def test_exports_load_here_and_in_stock_peft(written, trained):
     with torch.no_grad():
         logits = stock(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask).logits
     assert found.tolist() == logits.argmax(-1).tolist()
-    (own,) = Engine(client.base).execute(
-        [Logits("", client.structure, client.state, client.base.classified(sentences))]
-    )
+    asked = Logits("", client.structure, client.state, client.base.classified(sentences))
+    (own,) = Engine(client.base).execute([asked])
     torch.testing.assert_close(own, logits, rtol=0, atol=1e-5)
     with pytest.raises(UserError, match="this is a sentence classifier"):
         client.generate(["w1 w2"])

@@ -86,6 +86,8 @@ def test_a_mixed_precision_that_is_computed_in_is_no_matter():
 
 
 def test_who_seems_to_have_meant_several_processes_is_told():
+    assert launchers.copy_of({}) == launchers.copy_of({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) == ""
+    assert launchers.copy_of(SLURM).startswith("; this is copy 3 of 4 (SLURM_STEP_NUM_TASKS) that srun")
     assert launchers.notes({}) == launchers.notes(torchrun(0, 2)) == launchers.notes(SLURM) == []
     assert "scripts/launch/cpu-2.yaml" in launchers.notes(BY_ACCELERATE)[0]
     assert launchers.notes({"WORLD_SIZE": "8"})[0].startswith("WORLD_SIZE=8 is set, but no LOCAL_RANK")

@@ -107,6 +107,16 @@ def notes(environment: Mapping[str, str] = os.environ) -> list[str]:
     return []
 
 
+def copy_of(environment: Mapping[str, str] = os.environ) -> str:
+    """Which of several copies of a command this is, where srun or mpirun has started them; empty where it is alone."""
+    names = [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), *zip(_SIZE[1:], _RANK[1:], strict=True)]
+    for count, rank, name in ((environment.get(size, ""), environment.get(rank, ""), size) for size, rank in names):
+        if count.isdecimal() and int(count) > 1 and rank.isdecimal():
+            said = f"; this is copy {int(rank) + 1} of {count} ({name}) that srun or mpirun started"
+            return f"{said}; start one, and with torchrun or accelerate launch as many as should share its work"
+    return ""
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Within, the environment says nothing of other processes, whatever a job system or a shell has left there."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.export import models, peft_folders
+from llm_fed.export.origins import read_origin
 from llm_fed.kinds import Kind
 from llm_fed.merge import mean
 from llm_fed.method import Method
@@ -52,11 +53,16 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
     common = drawn.like(common.row.to(drawn.row))
     for site in sites:
         site.start = own.get(site.id, common)
-    if not others:
-        return f"starting from the adapter in {start}"
-    whose = "each client's own, for others the mean" if method.own_start else "all equal" if alike else "the mean"
-    weighed = ", weighed by numbers of examples" if known and not alike else ""
-    return f"starting from the {len(adapters)} adapters in {start}: {whose}{weighed}"
+    said = f"starting from the adapter in {start}"
+    if others:
+        whose = "each client's own, for others the mean" if method.own_start else "all equal" if alike else "the mean"
+        weighed = ", weighed by numbers of examples" if known and not alike else ""
+        said = f"starting from the {len(adapters)} adapters in {start}: {whose}{weighed}"
+    origin = read_origin(_folders(Path(start))[0])
+    before, now = (each and each.quantization or "full precision" for each in (origin, base.source))
+    if origin is None or origin.dtype is None or before == now:
+        return said
+    return f"{said}; trained on the base in {before}, and here it is in {now}"
 
 
 def check(run: Run, sites: Sequence[Site], start: str) -> None:

@@ -174,8 +174,7 @@ def forget(
 
     def agreed(cost: str) -> bool:
         print(printable(cost), file=sys.stderr, flush=True)
-        nobody = yes or sys.stdin is None or not sys.stdin.isatty()
-        return nobody or typer.confirm("Go on?", err=True)
+        return yes or sys.stdin is None or not sys.stdin.isatty() or typer.confirm("Go on?", err=True)
 
     if not (lasting := forgetting.forget(run_dir, client, agreed)):
         out.print("nothing was changed")

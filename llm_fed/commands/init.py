@@ -211,13 +211,11 @@ def _lengths_of_texts(examples: Sequence[Example], known: KnownBase) -> tuple[in
     assert tokenizer is not None  # where there is a configuration
     pairs = any(example.pair for example in examples)
     first = [str(example.prompt) for example in examples]
-    made = tokenizer(first, [example.pair for example in examples] if pairs else None).input_ids
-    lengths = sorted(map(len, made))
+    lengths = sorted(map(len, tokenizer(first, [each.pair for each in examples] if pairs else None).input_ids))
     limits = known.context, tokenizer.model_max_length
     limit = min((value for value in limits if isinstance(value, int) and value > 0), default=lengths[-1])
     words = f"{lengths[len(lengths) // 2]} tokens (median), {lengths[-1]} at most"
-    cut = lengths[-1] > limit
-    if cut:
+    if cut := lengths[-1] > limit:
         more = sum(length > limit for length in lengths)
         words += f"; the base reads {limit}, so the ends of {more} of {len(lengths)} texts are cut"
     return min(limit, -(-lengths[-1] // STEP) * STEP), words, cut

@@ -219,8 +219,7 @@ def _experiment(
         experiment.clients = experiment.trainers  # the others have no adapter of their own
     else:
         experiment = prepare(replace(config, adapter=structure.as_config()), reporter, base=loaded, task=task)
-    asked = said or "task.template" in keys
-    return experiment, experiment.base.prompt_of(experiment.config) if asked else None
+    return experiment, experiment.base.prompt_of(experiment.config) if said or "task.template" in keys else None
 
 
 def _distances(
@@ -278,8 +277,9 @@ def _common_structure(parents: Parents, base: Kind) -> Lora:
             "or use one of the two as it is"
         )
     layers = {option: adapted(base.model, structure) for option, structure in structures.items()}
-    alone = {*layers["--fed"]} ^ {*layers["--local"]}
-    differ = [f"layers ({min(alone)} is one of a single one)"] if alone else []
+    alone = {layer: option for option, own in layers.items() for layer in own}
+    alone = {layer: option for layer, option in alone.items() if any(layer not in own for own in layers.values())}
+    differ = [f"layers ({min(alone)} is one of {alone[min(alone)]} alone)"] if alone else []
     for what, one, other in (("rank", fed.rank, local.rank), ("scaling", fed.scaling, local.scaling)):
         differ += [] if math.isclose(one, other) else [f"{what} ({one} and {other})"]
     if differ:

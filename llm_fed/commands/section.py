@@ -67,7 +67,7 @@ def read_rows(
         own: objects instead of names, which must be at hand.
     """
     if draws and seeds:
-        raise UserError(f"--draws {draws} is the same as --seeds 0,...,{draws - 1}; give only one of the two")
+        raise UserError(f"--draws {draws} is the same as --seeds {','.join(map(str, range(draws)))}; give only one")
     for word in words:
         key = word.partition("=")[0]
         if key.partition(".")[0] == "compare":

@@ -51,8 +51,7 @@ def limits(clients: Mapping[str, Sequence[tuple[int, int]]], context: int | None
 def usual_length(values: Sequence[int]) -> int:
     """The longest of the sorted values that is not FAR times as long as nine of ten."""
     scale = values[math.floor(0.9 * (len(values) - 1))]
-    far = FAR if len(values) >= FEW else FAR_OF_FEW
-    return max(value for value in values if value <= far * scale)
+    return max(value for value in values if value <= (FAR if len(values) >= FEW else FAR_OF_FEW) * scale)
 
 
 def up_to_block(tokens: int) -> int:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,8 @@ class Baselines:
         """The base's scores as round 0 of a run."""
         key = shared_by(experiment.config, experiment.metric), split
         if key not in self._first:
-            self._first[key] = experiment.score_base(split)
+            summary = experiment.score_base(split)
+            self._first[key] = summary and replace(summary, predictions={})
         return self._first[key]
 
     def answers(self, experiment: Experiment) -> Mapping[str, Sequence[Prediction]]:
@@ -94,7 +95,8 @@ class Baselines:
         if line is None:
             return None
         examples, answers = (scored[0].examples, scored[0].predictions) if scored else ({}, {})
-        self._bases[key] = _Baseline(line, examples, answers)
+        most = experiment.config.report.samples  # answers of all examples would stay in memory to the command's end
+        self._bases[key] = _Baseline(line, examples, {id: own[:most] for id, own in answers.items()})
         return self._bases[key]
 
 

@@ -111,7 +111,8 @@ def _round(folder: Path, config: Config, at: At) -> int:
         check_kept(folder, at)
         return at
     if not (kept := rounds_in(folder / "checkpoints")):
-        raise UserError(f"{folder} has no checkpoint of any round yet; wait for its first round, or continue it")
+        done, wait = f"give {folder}, which holds what it exported", "wait for its first round, or continue it"
+        raise UserError(f"{folder} has no checkpoint of any round; {done if saved_summary(folder) else wait}")
     return best_round(folder, config, kept[-1]) if at == BEST else kept[-1]
 
 

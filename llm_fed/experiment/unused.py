@@ -40,42 +40,26 @@ def _columns(config: Config) -> bool:
 _DEFAULT = Config()
 RULES = (
     Rule("task.partition.alpha", _partition(BY_LABEL[:2]), "task.partition.kind=dirichlet or pathological"),
-    Rule(
-        "task.partition.clients",
-        lambda config: config.task.partition.kind != "natural",
-        "a task.partition.kind that makes new clients, e.g. iid or dirichlet",
-    ),
-    Rule(
-        "task.partition.label",
-        lambda config: config.task.partition.kind in BY_LABEL or config.task.partition.test is not None,
-        f"task.partition.kind={', '.join(BY_LABEL)}, or with task.partition.test",
-    ),
-    *(
-        Rule(f"task.{name}", _read(name), "a task of text")
-        for name in ("template", "loss_on", "max_length", "too_long", "bad_rows")
-    ),
-    *(
-        Rule(f"task.columns.{field.name}", _columns, f"the tasks {', '.join(WITH_COLUMNS)}")
-        for field in dataclasses.fields(ColumnsConfig)
-        if field.name != "client"
-    ),
-    Rule(
-        "task.columns.client",
-        lambda config: config.task.name not in tasks.TASKS or config.task.name in OWN_FILES,
-        f"the tasks {', '.join(OWN_FILES)}",
-    ),
+    Rule("task.partition.clients", lambda config: config.task.partition.kind != "natural",
+         "a task.partition.kind that makes new clients, e.g. iid or dirichlet"),
+    Rule("task.partition.label",
+         lambda config: config.task.partition.kind in BY_LABEL or config.task.partition.test is not None,
+         f"task.partition.kind={', '.join(BY_LABEL)}, or with task.partition.test"),
+    *(Rule(f"task.{name}", _read(name), "a task of text")
+      for name in ("template", "loss_on", "max_length", "too_long", "bad_rows")),
+    *(Rule(f"task.columns.{field.name}", _columns, f"the tasks {', '.join(WITH_COLUMNS)}")
+      for field in dataclasses.fields(ColumnsConfig) if field.name != "client"),
+    Rule("task.columns.client", lambda config: config.task.name not in tasks.TASKS or config.task.name in OWN_FILES,
+         f"the tasks {', '.join(OWN_FILES)}"),
     Rule("eval.max_new_tokens", _read("template"), "a task of text"),
     Rule("eval.of_last", lambda config: config.eval.select == "best", "eval.select=best"),
     Rule("stop.min_delta", lambda config: config.stop.patience is not None, "stop.patience"),
     Rule("privacy.delta", lambda config: config.privacy.clip is not None, "privacy.clip"),
-    Rule(
-        "privacy.where",
-        lambda config: config.privacy.clip is not None and config.privacy.unit == "client",
-        "privacy.clip and privacy.unit=client",
-    ),
+    Rule("privacy.where", lambda config: config.privacy.clip is not None and config.privacy.unit == "client",
+         "privacy.clip and privacy.unit=client"),
     Rule("privacy.bound", lambda config: config.privacy.secure and not config.privacy.central, "privacy.secure=true"),
     Rule("server.liars", lambda config: config.server.aggregation != "mean", "a server.aggregation other than mean"),
-)
+)  # fmt: skip
 
 
 def check(config: Config) -> None:

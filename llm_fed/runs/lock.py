@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 
+from llm_fed.basics import launchers
 from llm_fed.basics.errors import RunError, one_line
 from llm_fed.basics.files import read_file, write_file
 from llm_fed.runs.records import time_of_day
@@ -43,10 +44,9 @@ class Lock:
         try:
             try:
                 self._lock.acquire()
-            except Timeout:
-                raise
-            except OSError:
-                if self._path.is_symlink() or (self._path.exists() and not os.access(self._path, os.W_OK)):
+            except OSError as error:
+                forbidden = self._path.is_symlink() or (self._path.exists() and not os.access(self._path, os.W_OK))
+                if isinstance(error, Timeout) or forbidden:
                     raise
                 self._lease(note)
         except Timeout as error:
@@ -54,8 +54,11 @@ class Lock:
             here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
             who = "thread of this process" if here else f"process ({holder})" if holder else "process"
             said = f"another {who} is writing to {self._path.parent}; wait for its end, or name another folder"
-            raise HeldError(said) from error
+            raise HeldError(said + launchers.copy_of()) from error
         try:
+            if left := self._read():
+                last = f"the last command in {self._path.parent} (process {left}) ended without a word"
+                note(f"{last}: it was killed (by the kernel, where memory ran out), or its machine stopped")
             write_file(self._holder, f"{os.getpid()} on {socket.gethostname()}, since {time_of_day()}".encode())
         except BaseException:
             self.release()

@@ -258,6 +258,8 @@ class Reporter(signs.Listener):
 
     def answered(self, amount: int) -> None:
         self.pace.step, self.pace.answers = "", self.pace.answers + amount
+        if self._status is not None:
+            self._status.update(self.pace.where())
 
     def record(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, shown where it tells a user something."""

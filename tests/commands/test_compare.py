@@ -226,8 +226,7 @@ def test_a_row_takes_over_what_was_refused_before_its_first_round(small, tmp_pat
     config = write(small, tmp_path / "c.yaml", {"b": ["method=local"], "a": ["method=fedit"]}, seeds=[0])
     (out / "a-seed0").mkdir(parents=True)
     (out / "a-seed0/checkpoints").mkdir()
-    saved = config_text(configfile.load(config, ["method=local", "seed=0"]))
-    (out / "a-seed0/config.yaml").write_text(saved)
+    (out / "a-seed0/config.yaml").write_text(config_text(configfile.load(config, ["method=local", "seed=0"])))
     assert llm_fed("compare", config, "--out", out).code == 0
     assert sorted(trained) == ["a-seed0", "b-seed0"]
     for name, method in (("a-seed0", "fedit"), ("b-seed0", "local")):
@@ -281,8 +280,7 @@ def test_scores_by_round_are_those_of_training(small, tmp_path, monkeypatch):
     rows = {label: [f"method={method}", f"eval.every={every}", f"rounds={rounds}"]
             for label, (method, every, rounds) in settings.items()}  # fmt: skip
     config, out = write(small, tmp_path / "c.yaml", rows), tmp_path / "out"
-    words = ["eval.during=test", "local.steps=1", "eval.max_new_tokens=2"]
-    compare.compare(read_rows(config, words), out)
+    compare.compare(read_rows(config, ["eval.during=test", "local.steps=1", "eval.max_new_tokens=2"]), out)
     assert "rarely" not in drawn and drawn["path"].read_bytes().startswith(b"\x89PNG")
     assert (drawn["xlabel"], drawn["ylabel"]) == ("round", "rouge1, test")
     for label in ("fedit", "plus"):

@@ -196,8 +196,7 @@ def read(path: Path) -> Any:
 
 
 def test_it_sees_labels(base, tmp_path, llm_fed):
-    data = federation(tmp_path / "shops")
-    said = llm_fed("init", data, "--base", base, "--out", tmp_path / "shops.yaml")
+    said = llm_fed("init", federation(tmp_path / "shops"), "--base", base, "--out", tmp_path / "shops.yaml")
     assert said.code == 0, said.err
     assert "one label for each text, scored by accuracy" in said.out and "3: sport, trade, weather" in said.out
     config = read(tmp_path / "shops.yaml")

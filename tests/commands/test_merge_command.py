@@ -188,7 +188,7 @@ def test_adapters_that_do_not_belong_together(runs, small, llm_fed, tmp_path):
     local = copy(runs, tmp_path, target_modules=["q_proj"])
     kept = {name: value for name, value in tensors(local).items() if "q_proj" in name}
     save_file(kept, local / "adapter_model.safetensors")
-    llm_fed(*fed, "--local", local).assert_refused("different layers", "llm-fed merge FOLDER")
+    llm_fed(*fed, "--local", local).assert_refused("different layers", "of --fed alone", "llm-fed merge FOLDER")
     assert not (tmp_path / "out").exists()
 
 

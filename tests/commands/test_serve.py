@@ -119,11 +119,8 @@ def test_where_an_answer_ends(client):
 
 def test_a_seed_decides_what_is_drawn(client):
     def drawn(seed: int, model: str = "ada") -> str:
-        return (
-            chat(client, model, "w20", temperature=5, top_p=0.9, seed=seed, max_completion_tokens=12)
-            .choices[0]
-            .message.content
-        )
+        answered = chat(client, model, "w20", temperature=5, top_p=0.9, seed=seed, max_completion_tokens=12)
+        return answered.choices[0].message.content
 
     assert drawn(1) == drawn(1) and len({drawn(seed) for seed in range(4)}) > 1
     with ThreadPoolExecutor(8) as pool:  # whatever is written beside it

@@ -47,8 +47,7 @@ def test_an_interval_of_means_alone_is_the_wider_one():
 
 
 def test_a_slope_is_that_of_scipy():
-    rng = np.random.default_rng(1)
-    places, values = np.arange(12.0), rng.standard_normal(12)
+    places, values = np.arange(12.0), np.random.default_rng(1).standard_normal(12)
     expected = stats.linregress(places, values)
     found = slope(places.tolist(), values.tolist())
     assert (found.value, found.error, found.df) == (pytest.approx(expected.slope), pytest.approx(expected.stderr), 10)

@@ -328,7 +328,6 @@ def test_where_it_was_made_and_how_its_models_are_used(tmp_path, undrawn):
 def test_a_run_that_is_tested_during_training_is_not_finished_by_that(tmp_path, undrawn):
     run = write_run(tmp_path / "run", rounds=7, final=False)
     (run / "config.yaml").write_text(CONFIG + "eval: {during: test}\n")
-    lines = (run / "metrics.jsonl").read_text().replace('"validation"', '"test"')
-    (run / "metrics.jsonl").write_text(lines)
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('"validation"', '"test"'))
     text = read(run).text
     assert "Not finished: 7 of 20 rounds, no final score yet." in text and ": not the final score" in text

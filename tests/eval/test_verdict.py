@@ -84,8 +84,7 @@ def test_re_split_rows_by_hand(clients, options):
 
 def test_rows_that_no_draw_changes():
     """With fewer than four clients the interval is of the draws, and holds for these rows alone."""
-    values = noise((2, 6, 3))
-    fixed, draws = (package.verdict(table(values), drawn=drawn) for drawn in ("fixed", "trainings"))
+    fixed, draws = (package.verdict(table(noise((2, 6, 3))), drawn=drawn) for drawn in ("fixed", "trainings"))
     assert fixed.claims.equals(draws.claims) and "these rows of these clients only" in str(fixed)
     assert "this federation alone" in str(draws)
 

@@ -60,16 +60,14 @@ def test_a_client_with_the_model_of_another_is_found_in_the_table():
 
 
 def test_two_exchanged_models_are_better_at_each_other():
-    rng = np.random.default_rng(0)
-    warned = warnings_of(Scores({}), {}, {}, table(rng, {"hotel": "bank", "bank": "hotel"}))
+    warned = warnings_of(Scores({}), {}, {}, table(np.random.default_rng(0), {"hotel": "bank", "bank": "hotel"}))
     assert kinds(warned) == {"another-model": ["bank", "hotel"], "gains-elsewhere": ["bank", "hotel"]}
     assert warned[0]["figures"]["hotel"]["model"] == "bank"
     assert warned[1]["figures"]["bank"]["examples_of"] == "hotel"
 
 
 def test_without_a_base_the_edge_over_the_others_decides():
-    cross = table(np.random.default_rng(0), {"hotel": "bank"})
-    warned = warnings_of(Scores({}), {}, {}, Cross(cross.answers))
+    warned = warnings_of(Scores({}), {}, {}, Cross(table(np.random.default_rng(0), {"hotel": "bank"}).answers))
     assert kinds(warned) == {"gains-elsewhere": ["hotel"]}
     assert warned[0]["figures"]["hotel"]["over"] == "other models"
 

@@ -205,8 +205,7 @@ def test_an_adapter_of_a_run_is_not_tested_on_what_the_run_has_trained_on(tree, 
 
 def test_a_merge_knows_what_its_parents_have_trained_on(tree, data, tmp_path):
     """The data change between the federated run and the local one, which is trained later."""
-    config = from_dict(tree(method={"name": "potara"}))
-    run.train(config, tmp_path / "run")
+    run.train(from_dict(tree(method={"name": "potara"})), tmp_path / "run")
     fed = trained(tmp_path / "run/needs/fedit")
     assert fed.as_json() == trained(tmp_path / "run").as_json() == trained(tmp_path / "run/needs/local").as_json()
     grow(data)

@@ -80,8 +80,7 @@ def test_it_is_the_default_is_said_and_lies_in_the_environment(small, llm_fed, t
     for words in ([], ["base.dtype=float32"]):
         again = llm_fed(*run, *words)
         assert again.code == 0 and "is complete" in again.err
-    refused = "another configuration (base.dtype: 'float32' -> 'bfloat16')"
-    llm_fed(*run, "base.dtype=bfloat16").assert_refused(refused)
+    llm_fed(*run, "base.dtype=bfloat16").assert_refused("another configuration (base.dtype: 'float32' -> 'bfloat16')")
 
 
 def test_a_run_keeps_its_dtype_on_another_machine(small, tmp_path, interrupted, monkeypatch):
@@ -109,8 +108,7 @@ def test_a_run_without_results_begins_anew_in_what_suits_the_machine(small, tmp_
 
 def plan(small, folder: Path, rows: dict[str, list[str]], words: list[str]) -> ComparisonPlan:
     folder.mkdir(exist_ok=True)
-    settings = small.tree(rounds=1, base=AUTO) | {"compare": {"rows": rows}}
-    (folder / "c.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "c.yaml").write_text(yaml.safe_dump(small.tree(rounds=1, base=AUTO) | {"compare": {"rows": rows}}))
     return ComparisonPlan(read_rows(folder / "c.yaml", words), folder / "out")
 
 

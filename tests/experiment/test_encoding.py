@@ -72,9 +72,8 @@ def test_what_is_too_long_can_be_cut():
 
 def test_options_follow_a_prompt_that_was_cut():
     options = Example(" ".join(["w2"] * 9), ("w4",), options=("w4", "w5"))
-    (cut,), (whole,) = (
-        made.queries("c", "test", [options]) for made in (encoder(6, too_long="cut-start"), encoder(99))
-    )
+    shorter, longer = encoder(6, too_long="cut-start"), encoder(99)
+    (cut,), (whole,) = (made.queries("c", "test", [options]) for made in (shorter, longer))
     assert cut.options == whole.options and len(cut.prompt) == 6
 
 

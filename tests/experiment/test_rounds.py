@@ -166,6 +166,9 @@ def test_best_needs_validation(small, tmp_path):
     train(config(small, "fedit", rounds=2, **given), tmp_path / "tested")
     with pytest.raises(UserError, match="train with eval.during=validation"), opened(f"{tmp_path / 'tested'}@best"):
         raise AssertionError
+    shutil.rmtree(tmp_path / "tested/checkpoints")
+    with pytest.raises(UserError, match="give .*/tested, which holds what"), opened(f"{tmp_path / 'tested'}@best"):
+        raise AssertionError
 
 
 def test_every_command_takes_a_round(small, runs, tmp_path, llm_fed):

@@ -12,6 +12,7 @@ from small_run import CLIENTS, SIZES
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.kinds.kind import Shown
 from llm_fed.kinds.language import load_base
 from llm_fed.runs.records import read_records
@@ -74,7 +75,12 @@ def test_a_prompt_stands_apart_from_its_template(prompt, rendered, parts):
 
 def test_so_many_examples_of_so_many_clients(small, tmp_path, monkeypatch):
     monkeypatch.setattr(finish, "_SAMPLED", 2)
-    trained(small, tmp_path / "run", report={"samples": 1})
+    mode = Simulation()
+    experiment.train(
+        from_dict(small.tree(rounds=1, report={"samples": 1}, eval={"base": True})), tmp_path / "run", mode=mode
+    )
+    (base,) = mode.baselines._bases.values()
+    assert {len(own) for own in base.answers.values()} == {1}  # what no page shows is not kept
     assert {client: len(lines) for client, lines in by_client(tmp_path / "run").items()} == {"ada": 1, "bob": 1}
 
 
@@ -85,8 +91,7 @@ def test_none_are_wanted(small, tmp_path, changes):
 
 
 def test_none_of_images(tmp_path):
-    pictures = tiny_images.npz(tmp_path / "small.npz")
-    experiment.train(from_dict(tiny_images.tree(pictures, rounds=1)), tmp_path / "run")
+    experiment.train(from_dict(tiny_images.tree(tiny_images.npz(tmp_path / "small.npz"), rounds=1)), tmp_path / "run")
     assert not (tmp_path / "run/samples.jsonl").exists()
 
 

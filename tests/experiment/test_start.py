@@ -41,8 +41,7 @@ def origins(small, tmp_path_factory) -> dict[str, Path]:
 def prepared(small, origin: Any, method: str | dict[str, Any], **changes: Any) -> build.Experiment:
     settings = {"name": method} if isinstance(method, str) else method
     adapter = {"start": str(origin), **changes.pop("adapter", {})}
-    config = from_dict(small.tree(method=settings, adapter=adapter, **changes))
-    return build.prepare(config, tracking.Reporter())
+    return build.prepare(from_dict(small.tree(method=settings, adapter=adapter, **changes)), tracking.Reporter())
 
 
 def exported(folder: Path, made: build.Experiment) -> dict[str, State]:
@@ -127,8 +126,7 @@ def test_every_method_starts_there_or_says_why_not(small, origins):
 
 def test_a_run_from_another_goes_on_and_is_repeated_from_its_own_configuration(small, origins, tmp_path, llm_fed):
     """The first round's start is the old adapter: with a rate of nearly nothing it is what comes out."""
-    quiet = {"steps": 1, "lr": 1e-12, "lr_end": 1e-12}
-    config = small.config(tmp_path / "c.yaml", rounds=1, local=quiet)
+    config = small.config(tmp_path / "c.yaml", rounds=1, local={"steps": 1, "lr": 1e-12, "lr_end": 1e-12})
     said = llm_fed("run", config, "--from", origins["fedit"], "--out", tmp_path / "new")
     assert said.code == 0 and "starting from the 3 adapters in" in said.err
     saved = tmp_path / "new/config.yaml"
@@ -180,13 +178,20 @@ def test_what_does_not_fit_is_refused(small, origins, changes, part):
     [(True, {}, "has rank 2 and alpha 8, scaled by alpha / sqrt(rank) (adapter.rslora=true), where"),
      (False, {"rslora": True}, "has rank 2 and alpha 8, scaled by alpha / rank (adapter.rslora=false), where")],
 )  # fmt: skip
-def test_the_setting_of_another_scaling_is_named(small, origins, tmp_path, flag, setting, remedy):
-    """An adapter of stock PEFT with rsLoRA, and one without for a run with it; with the setting each is a start."""
+def test_the_setting_of_another_scaling_is_named(small, origins, tmp_path, capsys, flag, setting, remedy):
+    """An adapter of stock PEFT with rsLoRA, and one without for a run with it; with the setting each is a start. That
+    its base was quantised is said."""
     folder = stranger(origins["fedit"] / "adapters/ada", tmp_path / "ada", use_rslora=flag)
     with pytest.raises(UserError, match=re.escape(remedy)):
         prepared(small, folder, "fedit", adapter=setting)
     made = prepared(small, folder, "fedit", adapter={"rslora": flag})
+    assert "trained on the base" not in capsys.readouterr().err
     assert made.server.initial().equal(peft_folders.read(folder, made.base)[0])
+    values = json.loads((path := folder / "prompt.json").read_text())
+    values["base"]["quantization"] = values.pop("checksum") and "nf4"
+    path.write_text(json.dumps(values))
+    prepared(small, folder, "fedit", adapter={"rslora": flag})
+    assert "trained on the base in nf4, and here it is in full precision" in capsys.readouterr().err
 
 
 def stranger(adapter: Path, target: Path, **settings: Any) -> Path:

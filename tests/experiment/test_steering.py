@@ -254,8 +254,7 @@ def test_a_damaged_best_round_can_be_left_for_the_last(small, tmp_path):
 def test_the_end_is_done_again_after_the_same_round(small, shorter, tmp_path):
     """More adapters are asked for of a run that Ctrl-C has ended."""
     folder = tmp_path / "run"
-    few = config(small, export={"clients": "none"})
-    train(few, folder, reporter=press(tmp_path, 3), ending=Ending(by_key=True))
+    train(config(small, export={"clients": "none"}), folder, reporter=press(tmp_path, 3), ending=Ending(by_key=True))
     assert train(config(small), folder)["ended"]["round"] == 3
     assert weights(folder) == weights(shorter)
 

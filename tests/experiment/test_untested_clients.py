@@ -96,8 +96,7 @@ def test_whole_clients_are_no_matter_for_words(small, tmp_path, llm_fed):
 
 def test_of_one_example_nothing_is_held_out(small, tmp_path, llm_fed):
     """Where the data has no test split, a client needs two examples to have one."""
-    path = config(small, tmp_path, {"ada": 8, "bob": 2, "cyd": 1, "dan": 1})
-    said = llm_fed("run", path, "--out", tmp_path / "run")
+    said = llm_fed("run", config(small, tmp_path, {"ada": 8, "bob": 2, "cyd": 1, "dan": 1}), "--out", tmp_path / "run")
     assert said.code == 0 and f"{UNSCORED} (2 of 4): cyd, dan\n" in said.err
     sizes = {line["client"]: line["examples"] for line in api.open_run(tmp_path / "run").records if "examples" in line}
     assert 4 <= sizes.pop("ada") <= 7 and sizes == {"bob": 1, "cyd": 1, "dan": 1}  # a hash decides

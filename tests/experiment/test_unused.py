@@ -144,8 +144,7 @@ def test_a_merge_is_refused_before_its_parents_are_trained_or_measured(small, tm
     llm_fed("run", small.config(tmp_path / "c.yaml"), *words).assert_refused("method.head=own would change nothing")
     assert not list(tmp_path.rglob("metrics.jsonl"))
     monkeypatch.setattr(announce, "free_memory", lambda device: 0)
-    refused = llm_fed("run", tmp_path / "c.yaml", *words, "--dry-run")
-    refused.assert_refused("method.head=own would change nothing")
+    llm_fed("run", tmp_path / "c.yaml", *words, "--dry-run").assert_refused("method.head=own would change nothing")
 
 
 # Another value of every setting, in a run of text and in one of images; a value that does not fit is refused.

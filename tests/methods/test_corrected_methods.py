@@ -60,9 +60,8 @@ class Federation:
             answers = drive(work, self.engine.execute)
             uploads = [Upload(id, SIZES[id], 0, answer) for id, answer in answers.items()]
             self.server.begin(round, LOCAL.lr)
-            (state,) = drive(
-                {"server": method.server_update(self.server, state, uploads)}, self.engine.execute
-            ).values()
+            step = {"server": method.server_update(self.server, state, uploads)}
+            (state,) = drive(step, self.engine.execute).values()
         return state
 
     def descend(

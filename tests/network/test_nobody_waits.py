@@ -30,9 +30,7 @@ def lacking(link: NetworkInProcess, rounds: int):
     return spoil
 
 
-def test_a_run_begins_without_a_client_that_has_not_come_and_it_joins_when_it_comes(
-    small, tmp_path, monkeypatch, capfd
-):
+def test_a_run_begins_without_a_client_which_joins_when_it_comes(small, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(roster, "_AGAIN", 0.0)
     link = NetworkInProcess(tmp_path, small, tree(small, rounds=4, eval={"every": 0}, network=SOON))
     link._spoil = lacking(link, 2)

@@ -51,7 +51,7 @@ def taken(folder: Path, note=pytest.fail) -> Lock:
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path, disk, code):
-    """Once the first is killed the lock is there at once."""
+    """Once the first is killed the lock is there at once, and the next one is told, once, of the end without a word."""
     held = [sys.executable, "-c", HOLD.format(folder=str(tmp_path), code=code)]
     with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -61,7 +61,10 @@ def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path, disk, code):
                 taken(tmp_path)
         finally:
             process.kill()
+    said: list[str] = []
+    taken(tmp_path, said.append).release()
     taken(tmp_path).release()
+    assert said[-1].startswith(f"the last command in {tmp_path} (process {process.pid} on ") and "killed" in said[-1]
     assert {path.name for path in tmp_path.iterdir()} <= {".lock", ".lock.lease", ".lock.holder"}
 
 

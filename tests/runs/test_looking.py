@@ -62,8 +62,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]) + words[-1])
 def test_no_command_runs_what_a_folder_names(strange, llm_fed, words):
-    said = llm_fed(*words)
-    said.assert_refused("run/config.yaml names method.name='half:Half'", "--allow half:Half")
+    llm_fed(*words).assert_refused("run/config.yaml names method.name='half:Half'", "--allow half:Half")
     assert not Path("exploded").exists() and os.getcwd() not in sys.path and "half" not in sys.modules
 
 

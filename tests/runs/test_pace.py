@@ -17,7 +17,6 @@ from llm_fed.basics.errors import RunError
 from llm_fed.commands.api import open_run
 from llm_fed.engine import fit
 from llm_fed.experiment import finish, run
-from llm_fed.kinds import language
 from llm_fed.runs.tracking import Pace, Reporter, duration
 from llm_fed.settings.configfile import from_dict
 
@@ -126,14 +125,16 @@ def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, endi
 
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
     slowed(monkeypatch, 0.12)
-    load = language.load_base  # as slow as that of a real base, so that the spinner is drawn while it goes on
-    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.3), load(*given))[1])
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=150)
+    (reporter := Reporter(console)).begin("test")  # as a merge does, which has no bar
+    reporter.answered(7)
+    time.sleep(0.3)
+    reporter.end("test")
     tree = small.tree(rounds=2, local={"steps": 4}, eval={"every": 0})
-    run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(console))
+    run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.getvalue())
-    assert "loading the base" in shown
+    assert "testing, 7 answers" in shown
     assert re.search(r"━ 0:00:\d\d round 2 of 2, step [123] of 4, loss \d.\d+, about \d s left", shown)
     assert re.search(r"━ 0:00:\d\d 2 rounds, loss \d.\d+\s*$", shown)
     assert not STAMPED.search(shown)
