@@ -16,23 +16,9 @@ from llm_fed.scoring.scores import score
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 WORDS = [
-    "fracture",
-    "wrist",
-    "burn",
-    "hand",
-    "chest",
-    "pain",
-    "fever",
-    "cough",
-    "nausea",
-    "ankle",
-    "knee",
-    "shoulder",
-    "rash",
-    "bleeding",
-    "allergy",
-    "swelling",
-]
+    "fracture", "wrist", "burn", "hand", "chest", "pain", "fever", "cough", "nausea", "ankle", "knee", "shoulder",
+    "rash", "bleeding", "allergy", "swelling",
+]  # fmt: skip
 QUESTION = "Which ward takes a patient with a {} and a {} who also has a {} and {} since the {} of May?"
 
 
