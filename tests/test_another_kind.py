@@ -181,21 +181,10 @@ def trained(written, tmp_path_factory) -> Path:
     return place
 
 
-def summary(folder: Path) -> Any:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def rows(folder: Path) -> dict[str, Any]:
-    return {path.parent.name: path.read_bytes() for path in sorted(folder.rglob("adapter_model.safetensors"))}
-
-
 @pytest.mark.parametrize("method", ["fedit", "local", "fedmerge"])
 def test_it_trains_and_scores(trained, method):
-    losses = [line["loss"] for line in read_records(trained / method / "metrics.jsonl") if line["kind"] == "round"]
-    assert losses[-1] < 0.8 * losses[0]
-    scores = summary(trained / method)["scores"]
-    assert scores["metric"] == "accuracy" and scores["mean"] > 50
-    assert len(rows(trained / method / "adapters")) == 3
+    classifiers.check_learned(trained / method)
+    assert len([*(trained / method / "adapters").rglob("adapter_model.safetensors")]) == 3
 
 
 def test_exports_load_here_and_in_stock_peft(written, trained):
@@ -236,8 +225,7 @@ def test_a_network_gives_the_same_numbers(written, trained, tmp_path):
     link = NetworkInProcess(tmp_path, written, settings)
     link.places = {node: replace(place, allow=NAMES) for node, place in link.places.items()}
     there = server.train(link.config, tmp_path / "run", link)
-    here = summary(trained / "fedit")
-    assert there["scores"]["clients"] == here["scores"]["clients"]
+    assert there["scores"]["clients"] == classifiers.summary(trained / "fedit")["scores"]["clients"]
     before, after = (
         [line["loss"] for line in read_records(folder / "metrics.jsonl") if line["kind"] == "round"]
         for folder in (trained / "fedit", tmp_path / "run")

@@ -234,10 +234,6 @@ def test_every_file_of_a_run_counts(runs, tmp_path):
             shutil.rmtree(folder)
 
 
-def _with_network(folder: Path) -> None:
-    (folder / "network.json").write_text("{}")
-
-
 def _with_another_torch(folder: Path) -> None:
     said = checksum.checked(json.loads((folder / "environment.json").read_text()))
     (folder / "environment.json").write_text(json.dumps(checksum.added(said | {"torch": "another"})))
@@ -276,7 +272,7 @@ def _signed_anew(folder: Path) -> None:
     ("forge", "code", "said"),
     [
         (lambda folder: None, 0, "rounds 1, 2, 3, trained again"),
-        (_with_network, 3, "network.json: the run has not written it"),
+        (lambda folder: (folder / "network.json").write_text("{}"), 3, "network.json: the run has not written it"),
         (_with_another_torch, 1, "environment.json is not what the run wrote"),
         (lambda folder: shutil.rmtree(folder / "checkpoints/round-0002"), 3, "round-0002/manifest.json: it is missing"),
         (_with_another_alpha, 1, "adapter_config.json is not what the run wrote"),

@@ -228,72 +228,51 @@ def test_a_run_in_progress_and_one_that_is_not_agreed_to_stay(trained, tmp_path)
     assert "from the start without cyd: 2 rounds" in costs[0] and everything(trained) == before
 
 
-def after_a_round(patch) -> None:
-    patch.setattr(Checkpoints, "prune", kill)
-
-
-def before_the_swap(patch) -> None:
-    """Before the first of two renames."""
-    rename = os.replace
-    patch.setattr(os, "replace", lambda one, other: kill() if str(one).endswith("/run") else rename(one, other))
-
-
-def between_two_renames(patch) -> None:
-    rename = os.replace
-    patch.setattr(os, "replace", lambda one, other: kill() if str(other).endswith("/run") else rename(one, other))
-
-
-def before_the_names_are_on_the_disk(patch) -> None:
-    patch.setattr(forgetting, "sync_folder", kill)
-
-
-def before_the_old_one_is_deleted(patch) -> None:
-    patch.setattr(forgetting, "remove", lambda path: kill() if is_last(path) else files.remove(path))
-
-
-def while_the_old_one_is_deleted(patch) -> None:
-    """Of which its configuration is gone, and nothing else."""
-    patch.setattr(forgetting, "remove", lambda path: begin_to_delete(path) if is_last(path) else files.remove(path))
-
-
-def before_an_empty_folder_is_deleted(patch) -> None:
-    patch.setattr(forgetting, "remove", lambda path: empty(path) if is_last(path) else files.remove(path))
-
-
-def is_last(path: Path) -> bool:
-    """Whether the old run is in it."""
-    return (path / ".run.replaced").exists()
-
-
-def begin_to_delete(path: Path) -> None:
-    (path / ".run.replaced/config.yaml").unlink()
-    kill()
-
-
-def empty(path: Path) -> None:
-    files.remove(path / ".run.replaced")
-    kill()
-
-
 def kill(*given, **more):
     raise Killed
 
 
-KILLS = [after_a_round, before_the_swap, between_two_renames, before_the_names_are_on_the_disk,
-         before_the_old_one_is_deleted, while_the_old_one_is_deleted, before_an_empty_folder_is_deleted]  # fmt: skip
+def renaming_the_run(place: int):
+    """The swap is two renames: the first is of the run (0), and the second into its place (1)."""
+    rename = os.replace
+    return lambda *paths: kill() if str(paths[place]).endswith("/run") else rename(*paths)
 
 
-@pytest.mark.parametrize("point", KILLS, ids=lambda point: point.__name__)
+def deleting_the_old_one(first: str = ""):
+    """Killed after this file or empty folder of the old run is deleted, and nothing else of it."""
+
+    def remove(path: Path) -> None:
+        if (path / ".run.replaced").exists():
+            if first:
+                files.remove(path / first)
+            kill()
+        files.remove(path)
+
+    return remove
+
+
+KILLS = {
+    "after a round": (Checkpoints, "prune", kill),
+    "before the swap": (os, "replace", renaming_the_run(0)),
+    "between two renames": (os, "replace", renaming_the_run(1)),
+    "before the names are on the disk": (forgetting, "sync_folder", kill),
+    "before the old one is deleted": (forgetting, "remove", deleting_the_old_one()),
+    "while the old one is deleted": (forgetting, "remove", deleting_the_old_one(".run.replaced/config.yaml")),
+    "before an empty folder is deleted": (forgetting, "remove", deleting_the_old_one(".run.replaced")),
+}
+
+
+@pytest.mark.parametrize("point", KILLS)
 def test_killed_anywhere_nothing_is_lost_and_the_same_command_ends_the_same(trained, tmp_path, monkeypatch, point):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     before = everything(tmp_path / "run")
     with monkeypatch.context() as patch:
-        point(patch)
+        patch.setattr(*KILLS[point])
         with pytest.raises(Killed):
             forget(tmp_path / "run")
-    if point in (after_a_round, before_the_swap):
+    if point in ("after a round", "before the swap"):
         assert everything(tmp_path / "run") == before
-    if point is before_the_swap:
+    if point == "before the swap":
         with pytest.raises(UserError, match="--client='cid' is unknown .*'cyd'"):
             forget(tmp_path / "run", "cid")
     assert forget(tmp_path / "run")

@@ -320,34 +320,35 @@ def hub(monkeypatch):
     return set
 
 
-def test_a_hub_that_cannot_be_reached_is_asked_once(llm_fed, tmp_path, online, hub, monkeypatch):
+@pytest.fixture
+def asked(monkeypatch):
+    """What was read of bases: whether from this machine alone."""
+    found: list[bool] = []
+    answer = known_base.KnownBase(problem="-")
+    monkeypatch.setattr(known_base, "_read", lambda name, id, local: found.append(local) or answer)
+    return found
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(llm_fed, tmp_path, online, hub, asked):
     data = sized(tmp_path / "d", north=30, south=30)
-    read = []
-    monkeypatch.setattr(
-        known_base, "_read", lambda name, id, local: read.append(local) or known_base.KnownBase(problem="-")
-    )
 
     def refuse():
         raise OSError("Name or service not known")
 
     hub(refuse)
     said = llm_fed("init", data, "--out", tmp_path / "c.yaml")
-    assert said.code == 0 and read == [True]
+    assert said.code == 0 and asked == [True]
     assert "looking up Qwen/Qwen3-0.6B on the Hub" in said.err and "--base FOLDER needs no network" in said.err
     assert "https://huggingface.co cannot be reached (Name or service not known)" in said.out
     text = (tmp_path / "c.yaml").read_text()
     assert "template: chat" in text and "max_length" not in text
 
 
-def test_a_hub_that_answers_is_read_from(online, hub, monkeypatch):
-    read = []
-    monkeypatch.setattr(
-        known_base, "_read", lambda name, id, local: read.append(local) or known_base.KnownBase(problem="-")
-    )
+def test_a_hub_that_answers_is_read_from(online, hub, asked):
     hub(lambda: None)
     lines: list[str] = []
     assert known_base.look_up("a/b", lines.append).problem == "-"
-    assert read == [True, False] and len(lines) == 1
+    assert asked == [True, False] and len(lines) == 1
 
 
 def test_offline_the_hub_is_not_asked(hub, monkeypatch):

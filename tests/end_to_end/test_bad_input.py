@@ -10,7 +10,6 @@ from typing import Any
 import every
 import own_steps
 import pytest
-import small_run
 import tiny_base
 
 from llm_fed.method.site import Site
@@ -112,21 +111,17 @@ def test_nan_while_clients_finish(small, llm_fed, tmp_path, poisoned, clients):
         assert alike == (client in clients)
 
 
-def another_rank(folder: Path, small: small_run.Small) -> None:
+def another_rank(folder: Path) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "r": 3}))
 
 
-def gone(folder: Path, small: small_run.Small) -> None:
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize(
-    "damage, parts", [(another_rank, ["rank 3"]), (gone, ["no personal adapter of bob any more", "--fresh"])]
+    "damage, parts", [(another_rank, ["rank 3"]), (shutil.rmtree, ["no personal adapter of bob any more", "--fresh"])]
 )
-def test_a_damaged_adapter(small, llm_fed, finished, tmp_path, damage, parts):
+def test_a_damaged_adapter(llm_fed, finished, tmp_path, damage, parts):
     shutil.copytree(finished, tmp_path / "run")
-    damage(tmp_path / "run/adapters/bob", small)
+    damage(tmp_path / "run/adapters/bob")
     llm_fed("eval", tmp_path / "run", "--json").assert_refused("bob", *parts)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import every
 import pytest
 import torch
-from classifiers import LABELS, federation, tree, written
+from classifiers import LABELS, check_learned, federation, summary, tree, written
 from network import NETWORK, NetworkInProcess
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -21,7 +21,6 @@ from llm_fed.experiment import run as experiment
 from llm_fed.kinds.sequences import Sequences
 from llm_fed.method.site import Data
 from llm_fed.network import server
-from llm_fed.runs.records import read_records
 from llm_fed.settings.configfile import from_dict
 
 
@@ -46,21 +45,11 @@ def trained(place, tmp_path_factory) -> Path:
     return folder
 
 
-def summary(folder: Path) -> Any:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in sorted(folder.rglob("adapter_model.safetensors"))}
-
-
 @pytest.mark.parametrize("method", ["fedit", "local", "fedmerge"])
 def test_it_trains_and_scores(trained, method):
-    losses = [line["loss"] for line in read_records(trained / method / "metrics.jsonl") if line["kind"] == "round"]
-    assert losses[-1] < 0.8 * losses[0]
-    scores = summary(trained / method)["scores"]
-    assert scores["metric"] == "accuracy" and scores["mean"] > 50
-    assert summary(trained / method)["rule"]["mean"] < scores["mean"]
+    check_learned(trained / method)
+    found = summary(trained / method)
+    assert found["rule"]["mean"] < found["scores"]["mean"]
 
 
 def test_a_decoder_with_a_head_trains(place, tmp_path):
@@ -102,12 +91,6 @@ def test_what_does_not_go_together(place, tmp_path, words, said):
         experiment.train(from_dict({**tree(place.base, place.data), **words}), tmp_path / "run")
 
 
-# The head: averaged, own, or frozen at one draw
-
-
-# What a run does beside training
-
-
 def test_a_network_gives_the_same_numbers(place, trained, tmp_path):
     """Of the clients each node sees some alone; the labels are named in the configuration."""
     settings = tree(place.base, place.data, network=NETWORK)
@@ -115,9 +98,6 @@ def test_a_network_gives_the_same_numbers(place, trained, tmp_path):
     link = NetworkInProcess(tmp_path, place, settings)
     there = server.train(link.config, tmp_path / "run", link)
     assert there["scores"]["clients"] == summary(trained / "fedit")["scores"]["clients"]
-
-
-# Texts that are too long
 
 
 @pytest.mark.parametrize("too_long", ["skip", "cut-end", "cut-start"])

@@ -24,10 +24,7 @@ from llm_fed.settings.configfile import from_dict
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Pictures of four classes, and of six others."""
-    folder = tmp_path_factory.mktemp("pictures")
-    tiny_images.npz(folder / "other.npz", train=12, classes=6, seed=9)
-    return tiny_images.npz(folder / "own.npz")
+    return tiny_images.of_two_domains(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ from llm_fed.state import State
 
 ROUTED = LORA.with_experts("one", "two", "three", gate="router")
 MIXED = LORA.with_experts("global", "local", gate="mix")
-MIX = (0.25, 0.75)
 SIZES = {"a": 6, "b": 1, "c": 13, "d": 8}
 
 

@@ -17,10 +17,6 @@ def own_scores(rng, mean=60.0, clients=CLIENTS, count=20):
     return Scores({id: float(np.mean(values)) for id, values in examples.items()}, examples)
 
 
-def counts(scores):
-    return {id: len(values) for id, values in scores.examples.items()}
-
-
 def table(rng, swapped=None, own=60.0, others=20.0, count=20):
     """Models that are good on their own examples; `swapped` maps a client to the one whose model it has instead."""
     real = {id: (swapped or {}).get(id, id) for id in CLIENTS}
@@ -37,7 +33,7 @@ def test_a_client_below_a_reference_is_named_with_figures(name):
     own, reference = own_scores(np.random.default_rng(0)), own_scores(np.random.default_rng(1))
     examples = {**reference.examples, "hotel": [min(100.0, value + 45) for value in own.examples["hotel"]]}
     reference = Scores({id: float(np.mean(values)) for id, values in examples.items()}, examples)
-    (warned,) = warnings_of(own, {name: reference}, counts(own))
+    (warned,) = warnings_of(own, {name: reference}, {id: len(values) for id, values in own.examples.items()})
     assert (warned["kind"], warned["clients"]) == (f"below-{name}", ["hotel"])
     its = warned["figures"]["hotel"]
     assert its["high"] < 0 and its["low"] < its["difference"] < its["high"] and its["examples"] == 20

@@ -1,8 +1,6 @@
 """Which rounds are scored, on which split, and which is the best; and the loss beside each score."""
 
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,7 @@ SCORES = {1: 5.0, 2: 90.0, 3: 10.0, 4: 20.0, 5: 20.0}
 def test_the_best_of_the_last_scores(tmp_path, settings, rounds, best):
     """The last round always counts as one; its checkpoint and the best one's, the last of equals, are kept. So is that
     of the best round before one that is scored only because it is the last: the run may be extended."""
-    asked, lines, checkpoints, progress = go(tmp_path, 5, settings, lambda round: summary_of(SCORES[round]))
+    asked, lines, checkpoints, progress = go(tmp_path, settings)
     regular = not settings["every"] or best % settings["every"] == 0
     before = best if regular else rounds[-2]
     assert checkpoints == sorted({before, 5})
@@ -62,32 +60,23 @@ def test_the_best_of_the_last_scores(tmp_path, settings, rounds, best):
     assert (progress.best.round, progress.best.score) == (best, SCORES[best])
 
 
-def summary_of(score: float, loss: float | None = None) -> Summary:
-    return summarize("accuracy", {"c0": score}, {} if loss is None else {"c0": loss})
-
-
-def go(tmp_path, rounds: int, settings: dict[str, Any], scored: Callable[[int], Summary]) -> Any:
-    """A federation of two closed-form clients with given scores of its rounds: which splits were asked, the lines of
-    scores, which checkpoints remain, and the progress."""
+def go(tmp_path, settings: dict[str, Any]) -> Any:
+    """A federation of two closed-form clients whose rounds have SCORES: which splits were asked, the lines of scores,
+    which checkpoints remain, and the progress."""
     clients, server, asked = toy.clients(2), toy.server(), []
     server.clients, server.cohort = tuple(clients), 2
-
     runtime = toy.ToyRuntime({"c0": 1.0, "c1": 2.0})
 
     def evaluate(messages: Any, split: str) -> Summary:
         asked.append(split)
-        return scored(server.round)
+        return summarize("accuracy", {"c0": SCORES[server.round]}, {})
 
-    with Run(tmp_path / "run", toy.config(rounds=rounds, eval=settings, checkpoint={"keep": 1})) as run:
+    with Run(tmp_path / "run", toy.config(rounds=5, eval=settings, checkpoint={"keep": 1})) as run:
         run.begin()
         federation = Federation(FedIT(), LocalClients(clients, toy.everyone(clients), runtime), server, runtime)
         progress = federate(federation, run, Scoring(clients, evaluate))
         checkpoints = rounds_in(run.checkpoints.folder)
-    lines = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score"]
-    return asked, lines, checkpoints, progress
-
-
-NAN, INF = math.nan, math.inf
+    return asked, score_lines(tmp_path / "run"), checkpoints, progress
 
 
 def test_one_model_is_tested_at_the_server(tmp_path):

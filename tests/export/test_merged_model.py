@@ -4,6 +4,7 @@ transformers 4.57 as well; and what is another model is not written."""
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -167,15 +168,19 @@ def test_another_model_is_not_written(run, llm_fed, tmp_path, monkeypatch, fault
     assert said in failed.err and list((tmp_path / "out").iterdir()) == []
 
 
+def with_base(run: Path, folder: Path, **settings: Any) -> None:
+    """Copy a run and its base, whose config.json says more."""
+    shutil.copytree(run, folder / "run")
+    config = yaml.safe_load((folder / "run/config.yaml").read_text())
+    shutil.copytree(config["base"]["name"], folder / "base")
+    known = json.loads((folder / "base/config.json").read_text())
+    (folder / "base/config.json").write_text(json.dumps(known | settings))
+    config["base"]["name"] = str(folder / "base")
+    (folder / "run/config.yaml").write_text(yaml.safe_dump(config))
+
+
 def test_a_base_that_is_quantised_or_a_full_disk_is_refused_beforehand(run, llm_fed, tmp_path, monkeypatch):
-    shutil.copytree(run, tmp_path / "run")
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    shutil.copytree(config["base"]["name"], tmp_path / "base")
-    settings = json.loads((tmp_path / "base/config.json").read_text())
-    settings["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    (tmp_path / "base/config.json").write_text(json.dumps(settings))
-    config["base"]["name"] = str(tmp_path / "base")
-    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    with_base(run, tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     refused = llm_fed("export", tmp_path / "run", tmp_path / "out", "--merged")
     refused.assert_refused("are quantised, and an adapter cannot be merged", "leave out --merged")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 1, 8))
@@ -298,20 +303,12 @@ def test_a_tokenizer_of_version_5_is_written_for_both():
 
 def test_settings_of_decoding_in_config_json_do_not_stay(run, tmp_path, llm_fed):
     """As older models have them; transformers 5 would refuse to save them."""
-    shutil.copytree(run, tmp_path / "run")
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    shutil.copytree(config["base"]["name"], tmp_path / "base")
-    settings = json.loads((tmp_path / "base/config.json").read_text())
     more = {
         "max_length": 4096,
         "repetition_penalty": 1.3,
         "task_specific_params": {"text-generation": {"do_sample": True}},
     }
-    (tmp_path / "base/config.json").write_text(
-        json.dumps(settings | more | {"_name_or_path": "/home/me", "auto_map": {"AutoConfig": "a.B"}})
-    )
-    config["base"]["name"] = str(tmp_path / "base")
-    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    with_base(run, tmp_path, **more, _name_or_path="/home/me", auto_map={"AutoConfig": "a.B"})
     assert llm_fed("export", tmp_path / "run", tmp_path / "out", "--merged", "--client", "ada").code == 0
     written = json.loads((tmp_path / "out/ada/config.json").read_text())
     assert not {*more, "_name_or_path", "auto_map"} & written.keys()

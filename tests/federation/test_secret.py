@@ -166,10 +166,6 @@ class Told:
         pass
 
 
-def files_of(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.name != secrecy.FILE]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_that_leaves_a_private_run_holds_a_secret(small, tmp_path, monkeypatch, llm_fed, kind):
     """Of no secret that is drawn, nor of one that is derived for a purpose: messages of a network and what its server
@@ -193,7 +189,7 @@ def test_nothing_that_leaves_a_private_run_holds_a_secret(small, tmp_path, monke
         pushed = [data for repository in hub.repositories.values() for data in repository.files.values()]
     assert [outcome.code for outcome in outcomes] == [0] * 5, outcomes
     printed = [said.getvalue(), *(outcome.out + outcome.err for outcome in outcomes)]
-    kept = [path.read_bytes() for path in files_of(tmp_path)]
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != secrecy.FILE]
     everything = b"\n".join([*link.heard, *Told.told, *pushed, *kept, *(text.encode() for text in printed)])
     assert len(link.heard) > 40 and Told.told and len(pushed) > 5 and 2 < of_network < len(keys)
     assert not [form for key in keys for form in forms(key) if form in everything]

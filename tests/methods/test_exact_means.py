@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import toy
+from battery import OF_UNEQUAL
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
@@ -126,15 +127,7 @@ def whole(request, tmp_path_factory):
     return federation.go({"name": request.param}, setup, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize(
-    "says",
-    [
-        "killed in every round but the first and continued is uninterrupted",
-        "all clients at once is 1 at a time",
-        "the order of uploads does not matter",
-        "personalize only computes",
-    ],
-)
+@pytest.mark.parametrize("says", OF_UNEQUAL)
 def test_the_battery_passes_with_unequal_ranks(whole, says, tmp_path):
     CHECKS[says](whole, tmp_path, Slack())
 
@@ -163,8 +156,8 @@ def test_joined_and_apart_again_compute_the_same(whole):
     one, of_one = _joined(state, structure)
     again = delta.apart(one, of_one.scaling, state.layout)
     tokens = torch.tensor([tiny.answers(1, 1)[0].input_ids])
-    logits = []
-    for its_structure, its in ((structure, state), (of_one, one), (structure, again), (structure, _bare(state))):
+    bare, logits = State(state.layout, state.row), []  # bare of its delta
+    for its_structure, its in ((structure, state), (of_one, one), (structure, again), (structure, bare)):
         bank = AdapterBank(base.model, its_structure, 1, torch.float64)
         bank.load(0, its)
         with torch.no_grad(), bank.attached(torch.zeros(1, dtype=torch.int64)):
@@ -173,10 +166,6 @@ def test_joined_and_apart_again_compute_the_same(whole):
     torch.testing.assert_close(logits[0], logits[2], rtol=0, atol=1e-10)
     assert float((logits[0] - logits[3]).abs().max()) > 1e-3
     assert of_one.scaling == pytest.approx(structure.scaling) and not of_one.delta and rank_of(one) == of_one.rank
-
-
-def _bare(state: State) -> State:
-    return State(state.layout, state.row)
 
 
 def test_rows_with_different_deltas_or_none_do_not_feel_each_other():

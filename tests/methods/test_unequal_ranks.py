@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import toy
+from battery import OF_UNEQUAL
 
 from llm_fed.engine.steps import Steps
 from llm_fed.merge.factors import decomposed, rank_of
@@ -58,17 +59,7 @@ def whole(request, tmp_path_factory):
     return federation.go(settings, UNEQUAL, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize(
-    "says",
-    [
-        "killed in every round but the first and continued is uninterrupted",
-        "all clients at once is 1 at a time",
-        "the order of uploads does not matter",
-        "uploads look as upload_like says",
-        "personalize only computes",
-        "the loss falls",
-    ],
-)
+@pytest.mark.parametrize("says", [*OF_UNEQUAL, "uploads look as upload_like says", "the loss falls"])
 def test_the_battery_passes_with_unequal_ranks(whole, says, tmp_path):
     CHECKS[says](whole, tmp_path, Slack())
 

@@ -117,27 +117,15 @@ def other_shapes(folder):
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
 
 
-def broken_config(folder):
-    (folder / "config.json").write_text('{"model_type": "llama"')
-
-
-def unknown_model_type(folder):
-    (folder / "config.json").write_text('{"model_type": "lama"}')
-
-
-def broken_tokenizer(folder):
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (truncated_weights, "cannot be loaded"),
         (incomplete_weights, "no weights for 1 tensors of LlamaForCausalLM, e.g. model.layers.1.mlp.up_proj"),
         (other_shapes, "cannot be loaded"),
-        (broken_config, "config.json"),
-        (unknown_model_type, "lama"),
-        (broken_tokenizer, "cannot be loaded"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "llama"'), "config.json"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "lama"}'), "lama"),
+        (lambda folder: (folder / "tokenizer.json").write_text('{"version": "1.0"}'), "cannot be loaded"),
     ],
 )
 def test_damaged_folders(tmp_path, damage, message):

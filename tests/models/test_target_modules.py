@@ -20,15 +20,11 @@ from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 
 
-def names_of(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_modules() if name.endswith("_proj")]
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "vit"])
 def test_every_ending_of_a_layers_name_is_right_and_with_two_letters_swapped_wrong(kind):
     """Generated: each layer's name with all numbers of last parts; the error suggests what was meant, as dotted."""
     model = tiny.build(kind)
-    for name in names_of(model):
+    for name in [name for name, _ in model.named_modules() if name.endswith("_proj")]:
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
             right = ".".join(parts[-count:])

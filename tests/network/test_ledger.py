@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +144,11 @@ def test_examples_are_hidden_over_a_network_as_in_one_process(small, tmp_path):
 def test_a_node_that_only_trains_ends_a_run_without_scores(small, tmp_path):
     link = NetworkInProcess(tmp_path, small, tree(small, rounds=2, **NOISY))
     (tmp_path / "policy.yaml").write_text("epsilon: 50.0")
-    link.places = {id: _with(place, tmp_path) for id, place in link.places.items()}
+    link.places = {id: replace(place, policy=str(tmp_path / "policy.yaml")) for id, place in link.places.items()}
     done = server.train(link.config, tmp_path / "run", link)
     assert not done["scores"].get("clients") and "unfinished" not in done
     assert [line["arrived"] for line in lines(tmp_path, "round")] == [3, 3]
     assert {path.parent.name for path in tmp_path.glob("home-*/adapters/run/*/README.md")} == set(CLIENTS)
-
-
-def _with(place: NodeSettings, folder: Path) -> NodeSettings:
-    return NodeSettings(place.home, place.path, place.clients, policy=str(folder / "policy.yaml"))
 
 
 # Data that go away and come back

@@ -76,9 +76,7 @@ class Loopback(Gloo):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    tiny_images.npz(folder / "other.npz", train=12, classes=6, seed=9)
-    return tiny_images.npz(folder / "own.npz")
+    return tiny_images.of_two_domains(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture

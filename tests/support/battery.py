@@ -110,6 +110,11 @@ GOLDEN: dict[str, list[float]] = {
     "feddf of pictures": [1.02988, 1.09137, 0.98939],
     "feddle of pictures": [1.02988, 0.720825, 0.602992],
 }
+# The checks of federations whose ranks differ.
+OF_UNEQUAL = (
+    "killed in every round but the first and continued is uninterrupted", "all clients at once is 1 at a time",
+    "the order of uploads does not matter", "personalize only computes",
+)  # fmt: skip
 # Those that start from other runs have no rounds, and a battery of their own in test_potara.py. The clients of `center`
 # and `pooled` do nothing: see test_server_methods.py.
 IDLE = ("center", "pooled")

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from llm_fed.basics.rng import generator
+from llm_fed.runs.records import read_records
 
 WORDS = 30  # w0 to w9 speak of sport, w10 to w19 of trade, the others of the weather
 LABELS = ("sport", "trade", "weather")
@@ -100,6 +101,18 @@ def federation(folder: Path, sizes: Sequence[tuple[str, int]] = (("train", 18), 
             lines = [json.dumps(row) for row in rows(number, size, seed=place, **what)]
             (folder / client / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def summary(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def check_learned(folder: Path) -> None:
+    """The loss of a run has fallen, and its accuracy is above chance."""
+    losses = [line["loss"] for line in read_records(folder / "metrics.jsonl") if line["kind"] == "round"]
+    assert losses[-1] < 0.8 * losses[0]
+    scores = summary(folder)["scores"]
+    assert scores["metric"] == "accuracy" and scores["mean"] > 50
 
 
 def tree(base: Path, data: Path, method: str = "fedit", **changes: Any) -> dict[str, Any]:

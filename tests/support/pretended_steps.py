@@ -42,18 +42,25 @@ def jobs(structure: Lora = LORA, dtype: torch.dtype = torch.float32, **settings:
     return [replace(job, optimizer=replace(job.optimizer, lr=0.1)) for job in made]
 
 
+def watching(device: Pretended, passed: Callable[..., None], never: str = "") -> tuple[Callable[..., None], list[int]]:
+    """The same pass, which launches `never` not once, and how many tensors of the host each call of it read."""
+    read: list[int] = []
+
+    def watched(*given: Any) -> None:
+        before = device.from_host
+        passed(*given)
+        read.append(device.from_host - before)
+        assert not device.launches[never], never
+
+    return watched, read
+
+
 def step(jobs: Sequence[Fit], number: int = 0) -> tuple[int, int]:
     """The last of the first steps up to this one."""
     with Pretended() as device:
         fused = FusedFit(AdaptedModel(moved(tiny.build("llama")), jobs[0].structure, budget=1000), jobs)  # type: ignore[arg-type]
         losses = torch.zeros(len(jobs), device=DEVICE)
-        passed, read = fit.one_pass, []
-
-        def watched(*given: Any) -> None:
-            before = device.from_host
-            passed(*given)
-            read.append(device.from_host - before)
-
+        watched, read = watching(device, fit.one_pass)
         with patch.object(fit, "one_pass", watched):
             for now in range(number + 1):
                 device.counted()
@@ -90,14 +97,8 @@ def varlen_attn(
 def replayed(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[int, int]:
     with Pretended() as device:
         fused = FusedFit(replace(model, model=moved(model.model), budget=1000), jobs)
-        losses, read, passed = torch.zeros(len(jobs), device=DEVICE), [], capture.one_pass
-
-        def watched(*given: Any) -> None:
-            before = device.from_host
-            passed(*given)
-            read.append(device.from_host - before)
-            assert not device.launches["select_backward"], "zeros are filled in, to be copied over"
-
+        losses = torch.zeros(len(jobs), device=DEVICE)
+        watched, read = watching(device, capture.one_pass, "select_backward")  # zeros are filled in, to be copied over
         # The device has no generators; what a mask holds does not matter here.
         draw = patch.object(AdapterBank, "draw_masks", lambda bank, seeds, lengths, out, **more: out)
         with patch.object(capture, "one_pass", watched), draw:

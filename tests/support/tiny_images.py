@@ -72,6 +72,12 @@ def vit_config(**changes: Any) -> ViTConfig:
     )  # fmt: skip
 
 
+def of_two_domains(folder: Path) -> Path:
+    """Pictures of four classes, and beside them of six others."""
+    npz(folder / "other.npz", train=12, classes=6, seed=9)
+    return npz(folder / "own.npz")
+
+
 def save(base: Images, folder: Path) -> Path:
     """A model folder for `base.name`."""
     base.model.save_pretrained(folder)  # type: ignore[operator]

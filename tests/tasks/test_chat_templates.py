@@ -221,9 +221,6 @@ def test_tools_that_a_template_does_not_take_are_refused_in_words():
         encode_conversation(turns, tokenizer, template="alpaca")
 
 
-# Templates of text
-
-
 # The generator
 
 

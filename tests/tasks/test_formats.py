@@ -10,6 +10,7 @@ import tomllib
 from datetime import date, datetime
 from pathlib import Path
 
+import any_form
 import pandas
 import pyarrow
 import pyarrow.feather
@@ -23,13 +24,6 @@ from llm_fed.rows.encodings import NAMES
 CSV = "question,answer\nWhere to?,Zürich\n"
 ROW = {"question": "Where to?", "answer": "Zürich"}
 JSONL = json.dumps(ROW, ensure_ascii=False) + "\n"
-
-
-def zst(data: bytes) -> bytes:
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.CompressedOutputStream(sink, "zstd") as file:
-        file.write(data)
-    return sink.getvalue().to_pybytes()
 
 
 def parquet(**columns) -> bytes:
@@ -79,7 +73,7 @@ CLEAN = {
     "gzip": ("a.csv.gz", gzip.compress(CSV.encode())),
     "bzip2": ("a.csv.bz2", bz2.compress(CSV.encode())),
     "xz": ("a.jsonl.xz", lzma.compress(JSONL.encode())),
-    "Zstandard": ("a.jsonl.zst", zst(JSONL.encode())),
+    "Zstandard": ("a.jsonl.zst", any_form.compressed(JSONL.encode(), ".zst")),
     "a compression that the name does not say": ("a.jsonl", gzip.compress(JSONL.encode())),
     "a compression that is none": ("a.jsonl.gz", JSONL),
     "Parquet by another name": ("a.jsonl", parquet(**{key: [value] for key, value in ROW.items()})),

@@ -1,13 +1,11 @@
 """Files of strangers: whatever they hold, they are read, or refused in one line, before they take memory."""
 
-import bz2
-import gzip
 import io
 import json
-import lzma
 import zipfile
 from pathlib import Path
 
+import any_form
 import every
 import fuzz
 import numpy as np
@@ -21,13 +19,6 @@ from llm_fed.rows import formats, pictures
 from llm_fed.settings.config import TaskConfig
 
 LINE = b'{"instruction": "q", "output": "%s"}\n'
-
-
-def _zstd(data: bytes) -> bytes:
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    return bytes(sink.getvalue())
 
 
 def _zip(name: str, data: bytes) -> bytes:
@@ -52,10 +43,10 @@ def _arrow(table: pyarrow.Table, sink: io.BytesIO) -> None:
 
 MUCH = LINE % (b"x" * 10_000_000)
 PACKED = {
-    "train.jsonl.gz": lambda: gzip.compress(MUCH),
-    "train.jsonl.bz2": lambda: bz2.compress(MUCH),
-    "train.jsonl.xz": lambda: lzma.compress(MUCH),
-    "train.jsonl.zst": lambda: _zstd(MUCH),
+    "train.jsonl.gz": lambda: any_form.compressed(MUCH, ".gz"),
+    "train.jsonl.bz2": lambda: any_form.compressed(MUCH, ".bz2"),
+    "train.jsonl.xz": lambda: any_form.compressed(MUCH, ".xz"),
+    "train.jsonl.zst": lambda: any_form.compressed(MUCH, ".zst"),
     "train.xlsx": lambda: _zip("xl/workbook.xml", b"x" * 10_000_000),
     "train.parquet": lambda: _table(pyarrow.parquet.write_table),
     "train.arrow": lambda: _table(_arrow),
