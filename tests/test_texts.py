@@ -224,6 +224,7 @@ def test_what_stands_there_is_meant(file, text, key, value):
         ("task.columns.prompt=~", "task.columns.prompt", None),
         ("adapter.rank={11: 2, no: 3}", "adapter.rank.no", 3),
         ("adapter.rank={st.john: 3}", "adapter.rank.st.john", 3),
+        ("adapter.rank.st.john=3", "adapter.rank.st.john", 3),
         ("export.clients=[all]", "export.clients", ["all"]),
         ("export.clients=all", "export.clients", "all"),
         ("adapter.target_modules=[qv]_proj", "adapter.target_modules", "[qv]_proj"),

@@ -273,7 +273,7 @@ def succeeded(outcomes: Mapping[str, Result | Exception]) -> dict[str, Result]:
     results = {}
     for id, outcome in outcomes.items():
         if isinstance(outcome, ClientError):
-            raise RunError(f"{id}: {outcome}") from outcome
+            raise RunError(str(outcome) if f"client {id}" in str(outcome) else f"{id}: {outcome}") from outcome
         if isinstance(outcome, Exception):
             raise outcome
         results[id] = outcome

@@ -175,6 +175,8 @@ def section(kind: type[Section], tree: Tree, where: str = "") -> Section:
         elif get_origin(hint) is dict and not isinstance(value, dict):
             raise UserError(f"{where}{key} is {plain(value)!r}; it takes a mapping of settings")
         else:
+            if isinstance(value, dict) and get_origin(hint) is not dict:
+                value = flat(value)  # clients' names may have dots
             values[name] = coerce(value, hint, f"{where}{key}")
     return kind(**values)
 
