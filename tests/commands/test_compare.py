@@ -312,7 +312,7 @@ def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):
     assert (out / "verdict.png").exists() == (pair["low"] is not None)
     assert table["drawn"] == "fixed"  # a client's test rows are a file of their own: no seed divides them
     llm_fed("compare", config, "--draws", 2, "--seeds", "0,1", "--out", out).assert_refused(
-        "--draws 2", "one of the two"
+        "--draws 2", "give only one"
     )
     fixed = llm_fed("compare", config, "seeds.federation=1", "--draws", 2, "--out", tmp_path / "other")
     fixed.assert_refused("row 'a'", "seeds.federation=1 is the same in every draw")
