@@ -49,8 +49,8 @@ def test_what_other_processes_cannot_have(small, tmp_path, llm_fed, monkeypatch)
 def test_a_share_of_threads_and_memory(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    monkeypatch.setattr(cgroups, "free_for_all", lambda: 9 * 10**9)
-    assert shares(3, 3, 0, CPU, False) == [{"OMP_NUM_THREADS": "2", "LLM_FED_MEMORY": "3000000000"}] * 3
+    monkeypatch.setattr(cgroups, "free_for_all", lambda: 90 * 10**9)
+    assert shares(3, 3, 0, CPU, False) == [{"OMP_NUM_THREADS": "2", "LLM_FED_MEMORY": "30000000000"}] * 3
     assert [each["OMP_NUM_THREADS"] for each in shares(8, 8, 0, CPU, False)] == ["1"] * 8
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # a user's own
     assert "OMP_NUM_THREADS" not in shares(3, 3, 0, CPU, False)[0]
