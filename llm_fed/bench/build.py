@@ -188,7 +188,7 @@ def prepare(
     for note in kind.notes(config, task):
         reporter.note_once(note)
     settled, said = settle_dtype(config.base, device)
-    if hint := kind.hint(config.base, device):
+    if config.base.dtype != "float32" and (hint := kind.hint(config.base, device)):
         reporter.note_once(hint)
     if said:
         config = replace(config, base=settled)
