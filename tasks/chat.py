@@ -395,7 +395,7 @@ def answering(text: str, tokenizer: PreTrainedTokenizerBase, date: str) -> str:
     that are given one."""
     if "strftime_now" in text and "date_string" not in text:
         text = _NOW.sub(lambda call: repr(_DAY.strftime(call[2])), text)
-        if "strftime_now(" in text:  # of a format that is no text as it stands
+        if "strftime_now(" in text:  # its format is a variable, so that the day cannot be written into the template
             text = f"{{%- macro strftime_now(format) -%}}{_DAY:%d %B %Y}{{%- endmacro %}}{{{{ '' }}}}{text}"
     candidates = [_OFF + text, text] if "enable_thinking" in text else [text]
     for candidate in candidates:

@@ -190,7 +190,7 @@ class Collected:
                 self._learn(source, scheme, good, client)
             except UserError:
                 # A `metadata.json` among the files of clients; a file that is requested by its name is refused.
-                if client is None or len(sample) > 1 or not good[0].where.casefold().endswith(".json, line 1"):
+                if client is None or not source.single:
                     raise
                 self.reading.files.append(where.removeprefix(self.reading.folder))
                 return self._named.discard(self.id(client))

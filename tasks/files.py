@@ -58,10 +58,10 @@ def from_files(config: TaskConfig, scheme: type[Scheme]) -> Collected:
     named = {part.client for part in plan.parts if part.client}
     left = {name for name in named if not collected.requested(collected.id(name))}
     collected.reading.files += [name for name in plan.unused if name.partition("/")[0] not in left]
-    if any(part.client and "/" in name for part in plan.parts for name in part.files):
-        for name in plan.unused:
-            if name.find("/") == len(name) - 1:  # a client whose folder is empty
-                collected.name(name.removesuffix("/"))
+    in_folders = any(part.client and "/" in name for part in plan.parts for name in part.files)
+    for name in plan.unused if in_folders else ():
+        if name.find("/") == len(name) - 1:  # a client whose folder is empty
+            collected.name(name.removesuffix("/"))
     for part in plan.parts:
         sources = (file_rows(root / name, plan.keys(name), plan.features) for name in part.files)
         collected.add(part.client, part.split, sources, named=part.named)

@@ -65,7 +65,7 @@ def printable(text: str) -> str:
 
 def listed(names: Sequence[str], most: int = 20, sep: str = ", ") -> str:
     """Names in a message, `ada, bob`; of many the first, and how many more there are."""
-    most += len(names) == most + 1  # a last one is told as shortly by its name
+    most = most + 1 if len(names) == most + 1 else most  # its name is no longer than "and 1 more"
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return sep.join(names[:most]) + more
 

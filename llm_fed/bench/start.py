@@ -60,9 +60,8 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
         said = f"starting from the {len(adapters)} adapters in {start}: {whose}{weighed}"
     origin = read_origin(_folders(Path(start))[0])
     before, now = (each and each.quantization or "full precision" for each in (origin, base.source))
-    if origin is None or origin.dtype is None or before == now:
-        return said
-    return f"{said}; trained on the base in {before}, and here it is in {now}"
+    differs = origin and origin.dtype and before != now  # an adapter from elsewhere need not say
+    return f"{said}; trained on the base in {before}, and here it is in {now}" if differs else said
 
 
 def check(run: Run, sites: Sequence[Site], start: str) -> None:

@@ -277,9 +277,8 @@ def _common_structure(parents: Parents, base: Kind) -> Lora:
             "or use one of the two as it is"
         )
     layers = {option: adapted(base.model, structure) for option, structure in structures.items()}
-    alone = {layer: option for option, own in layers.items() for layer in own}
-    alone = {layer: option for layer, option in alone.items() if any(layer not in own for own in layers.values())}
-    differ = [f"layers ({min(alone)} is one of {alone[min(alone)]} alone)"] if alone else []
+    alone = min({*layers["--fed"]} ^ {*layers["--local"]}, default="")
+    differ = [f"layers ({alone} is one of {'--fed' if alone in layers['--fed'] else '--local'} alone)"] if alone else []
     for what, one, other in (("rank", fed.rank, local.rank), ("scaling", fed.scaling, local.scaling)):
         differ += [] if math.isclose(one, other) else [f"{what} ({one} and {other})"]
     if differ:

@@ -153,7 +153,7 @@ class Encoder:
             )
         for label, clients in self._alike.items():
             said.append(
-                f"the training answers of {clients} clients are all {'' if label else 'un'}desirable (label "
+                f"all training answers are {'' if label else 'un'}desirable at {clients} of the clients (label "
                 f"{str(label).lower()}), so that kto sees nothing to {'avoid' if label else 'prefer'} there"
             )
         if self._untrained:

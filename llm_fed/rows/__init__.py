@@ -53,6 +53,7 @@ class Source:
     features: Mapping[str, Json] = field(default_factory=dict)  # by column what the library datasets declares of it
     remarks: list[str] = field(default_factory=list)  # how they were read, where the name says otherwise
     twice: dict[str, list[int]] = field(default_factory=dict)  # columns that are there again, with indices (1, 2, ...)
+    single: bool = False  # whether a .json turned out to be one object: a row, or no data at all
 
     def __iter__(self) -> Rows:
         return iter(self.read(self))

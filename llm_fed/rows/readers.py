@@ -244,6 +244,7 @@ def json_rows(source: Source, data: DataFile) -> Rows:
         values = alone
     elif isinstance(alone, dict):
         values = _contained(source, alone)
+    source.single = values == [alone] and data.path.suffix.casefold() == ".json"  # a .jsonl may have a single row
     for number, record in enumerate(values, 1):
         yield source.row(", line 1" if record is alone else f", item {number}", record)
 

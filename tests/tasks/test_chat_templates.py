@@ -240,9 +240,6 @@ def test_many_conversations():
 # Against TRL's own trainer, where TRL is installed (`pip install trl`); llm_fed does not need it
 
 
-trl = pytest.importorskip("trl", reason="TRL is not installed")
-
-
 def conversations() -> list[list[dict[str, str]]]:
     """Ten of one to five pairs of turns, every other one with a system message."""
     draws, found = random.Random(0), []
@@ -256,6 +253,7 @@ def conversations() -> list[list[dict[str, str]]]:
 
 
 def test_ten_conversations_have_the_tokens_and_the_loss_of_trl(tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
     talks, tokenizer = conversations(), byte_tokenizer(chat_template=MARKED)
     settings = trl.SFTConfig(
         str(tmp_path), assistant_only_loss=True, max_length=None, use_cpu=True, report_to="none", bf16=False

@@ -106,7 +106,7 @@ def test_labels_say_which_answers_are_desirable(tmp_path):
     found = encoder("kto", "plain")
     items = found.training("ann", "training", train)
     assert found.note() == "" and found.training("bob", "training", train[::2])
-    assert found.note().startswith("the training answers of 1 clients are all desirable (label true), so that kto sees")
+    assert found.note().startswith("all training answers are desirable at 1 of the clients (label true), so that kto")
     assert all(isinstance(item, Judged) for item in items) and [item.desirable for item in items][:2] == [True, False]
     decode = byte_tokenizer().decode
     assert decode(items[1].other.input_ids) == f"{ASKED}\n{GOOD}</s>"  # the answer of the example before it
