@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, count, islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import AddedToken, Tokenizer
@@ -95,7 +95,8 @@ class _Segment(NamedTuple):
     """A text that is read behind another one."""
 
     text: str
-    loose: bool  # whether it may begin within a token
+    spelling: int = 0  # the number of a control token that data spell; 0: none
+    loose: bool = True  # whether it may begin within a token
 
 
 class SafeTokenizer:
@@ -126,27 +127,39 @@ class SafeTokenizer:
         UserError where the tokenizer is not of the `tokenizers` library, or cannot write a spelling as text."""
         texts = (match[0] for segment in segments for match in self.pattern.finditer(segment))
         written = sum(self.tokenizer.convert_tokens_to_ids(text) in self._control for text in texts)
-        for breaks in (False, True):  # a vocabulary may hold spellings as words, too
-            parts = [self._read_as(text, number in loose, marks, breaks) for number, text in enumerate(segments)]
-            tokens = self._read([*chain.from_iterable(parts)], marks, first=True)
-            if tokens is not None and sum(id in self._control for ids in tokens for id in ids) == written:
+        broken: set[int] = set()  # what data spell that the vocabulary holds as a word, too, by its number
+        while True:
+            numbers = count(1)
+            parts = [self._read_as(text, at in loose, marks, numbers, broken) for at, text in enumerate(segments)]
+            every = [*chain.from_iterable(parts)]
+            tokens = self._read(every, marks, first=True)
+            control = [sum(id in self._control for id in ids) for ids in tokens or ()]
+            forged = {part.spelling for part, number in zip(every, control, strict=False) if part.spelling and number}
+            if tokens is not None and not forged and sum(control) == written:
                 remaining = iter(tokens)
                 return [[*chain.from_iterable(islice(remaining, len(own)))] for own in parts]
-        raise UserError(
-            f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
-            f"{marks.plain(''.join(segments))[:60]!r}; leave the example out, or choose another base"
-        )
+            if forged <= broken:
+                raise UserError(
+                    f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
+                    f"{marks.plain(''.join(segments))[:60]!r}; leave the example out, or choose another base"
+                )
+            broken |= forged
 
-    def _read_as(self, marked: str, loose: bool, marks: Marks, breaks: bool) -> list[_Segment]:
+    def _read_as(
+        self, marked: str, loose: bool, marks: Marks, numbers: Iterator[int], broken: Collection[int]
+    ) -> list[_Segment]:
         """A marked text as the copy is to read it, with new names for the template's control tokens, and the spellings
-        of the data as they are, in parts where each is to be broken behind its first letter."""
-        named, texts = self.pattern.sub(lambda match: self._names.get(match[0], match[0]), marked), [""]
-        for piece in re.split(f"({marks.hidden.pattern})", named):
-            text = marks.plain(piece)
-            first = 1 if breaks and text != piece else len(text)
-            texts[-1] += text[:first]
-            texts += [text[first:]] if first < len(text) else []
-        return [_Segment(text, loose and not number) for number, text in enumerate(texts)]
+        of the data as they are, but that the `broken` ones, of these `numbers`, are broken behind their first letter:
+        only these, so that no spelling changes how others are read."""
+        parts = []
+        for piece in re.split(f"({marks.hidden.pattern})", marked):
+            if (text := marks.plain(piece)) == piece:
+                parts.append(_Segment(self.pattern.sub(lambda match: self._names.get(match[0], match[0]), piece)))
+            elif (number := next(numbers)) in broken:
+                parts += [_Segment(text[:1], number), _Segment(text[1:], number, loose=False)]
+            else:
+                parts.append(_Segment(text, number))
+        return [parts[0]._replace(loose=loose), *parts[1:]]
 
     def _read(self, parts: Sequence[_Segment], marks: Marks, first: bool) -> list[list[int]] | None:
         """The tokens of texts that follow each other. Where a token would be of two of them, what is before is read as

@@ -74,15 +74,14 @@ def config_of(model: PreTrainedModel, base: BaseConfig) -> dict[str, Any]:
     settings = own if own.get("model_type") == config.model_type else config.to_diff_dict()
     dropped = {*_decoding(config), "auto_map", "task_specific_params"}
     settings = {key: value for key, value in settings.items() if key not in dropped and not key.startswith("_")}
-    settings |= {
-        "architectures": [type(model).__name__],
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
-    }
+    # A configuration may say that of a class that ties none, and its part for texts may say another thing.
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = {"tie_word_embeddings": head is not None and head.weight is embedding.weight}
+    settings |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch."), **tied}
     text = config.get_text_config(decoder=True)
     for key, value in settings.items():
         if isinstance(value, dict) and getattr(config, key, None) is text:
-            settings[key] = value | {"tie_word_embeddings": bool(getattr(text, "tie_word_embeddings", False))}
+            settings[key] = value | tied
     return older.with_older_keys(settings, config)
 
 

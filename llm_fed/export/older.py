@@ -18,8 +18,11 @@ _LIST = Path(__file__).parents[1] / "assets" / "transformers-4.57-families.txt"
 FAMILIES = frozenset(_LIST.read_text(encoding="utf-8").split())
 # What else of a configuration had another name: by family, the newer and the older one.
 _RENAMED = {"qwen3_moe": {"num_local_experts": "num_experts"}}
-# By family the names of kinds of layers, where 4.57 has others than version 5, which reads both.
-_LAYER_TYPES = {"granitemoehybrid": {"linear_attention": "mamba", "full_attention": "attention"}}
+# By family the key of kinds of layers and their names, where 4.57 has others than version 5, which reads both.
+_LAYER_TYPES = {
+    "granitemoehybrid": ("layer_types", {"linear_attention": "mamba", "full_attention": "attention"}),
+    "zamba2": ("layers_block_type", {"linear_attention": "mamba"}),
+}
 # Families of which 4.57 knows no scaled rotary embeddings but these; it ignores others, or refuses the model.
 _SCALED = {
     "llama4_text": ("llama3",), "modernbert-decoder": (), "nemotron": (), "olmo": ("linear", "dynamic"),
@@ -27,6 +30,13 @@ _SCALED = {
 }  # fmt: skip
 _TWO_KEYS = ("olmo", "olmo2")  # their `rope_scaling` must have a type and a factor, and nothing else
 _ONE_THETA = ("modernbert-decoder", "olmo3")  # for full and sliding attention
+# Families of which 4.57 knows rotary embeddings on a part of each head.
+_PARTIAL = (
+    "glm", "glm4", "glm4_moe", "gpt_neox", "gpt_neox_japanese", "nemotron", "persimmon", "phi", "phi3",
+    "phi4_multimodal", "qwen3_next", "stablelm",
+)  # fmt: skip
+# By family its number of groups, over all of which 4.57 takes one norm where newer versions take one of each.
+_GROUPS = {"bamba": "mamba_n_groups", "granitemoehybrid": "mamba_n_groups", "mamba2": "n_groups"}
 
 
 def advice(settings: Mapping[str, Any]) -> str:
@@ -36,6 +46,12 @@ def advice(settings: Mapping[str, Any]) -> str:
     why = next(filter(None, map(_unread_rope, _parts(settings))), "")
     if kind not in FAMILIES:
         why = f"does not know {kind}"
+    elif settings.get(_GROUPS.get(kind, ""), 1) > 1:
+        why = f"takes one norm over all groups of {kind}"
+    elif kind == "zamba2":
+        why = f"reads texts of more than chunk_size tokens with {kind} in another way where mamba-ssm is not installed"
+    elif kind in ("dbrx", "fuyu") and str(settings.get("transformers_version")).startswith("5"):
+        why = f"does not read a config.json of {kind} that version 5 has written, as that of the base"
     if why:
         return f"transformers 4.57 {why}; to load it takes {_first_version(settings)} or newer"
     if any(part.get("attn_logit_softcapping") for part in _parts(settings)):
@@ -56,6 +72,10 @@ def _unread_rope(settings: Mapping[str, Any]) -> str:
     form = everywhere.get("rope_type", "default")
     if form != "default" and form not in _SCALED.get(kind, (form,)):
         return f"does not know rotary embeddings of {kind} with rope_type={form}"
+    if everywhere.get("partial_rotary_factor", 1.0) != 1.0 and kind not in _PARTIAL:
+        return f"does not know rotary embeddings of {kind} on a part of each head"
+    if form == "longrope" and kind == "phimoe":
+        return "reads texts beyond original_max_position_embeddings of phimoe in another way"
     if form == "longrope" and _is_phi3(kind) and "factor" in everywhere:
         return f"knows no factor of the longrope of {kind}"
     if form == "longrope" and kind in ("deepseek_v3", "longcat_flash") and "factor" not in everywhere:
@@ -97,8 +117,9 @@ def _with_older_keys(settings: Mapping[str, Any], config: PreTrainedConfig) -> d
     for key, value in settings.items():
         if isinstance(value, dict) and isinstance(inner := getattr(config, key, None), PreTrainedConfig):
             made[key] = _with_older_keys(value, inner)
-    if names := _LAYER_TYPES.get(config.model_type):
-        made["layer_types"] = [names.get(each, each) for each in made.get("layer_types") or config.layer_types]
+    if found := _LAYER_TYPES.get(config.model_type):
+        key, names = found
+        made[key] = [names.get(each, each) for each in made.get(key) or config.layer_types]
     return made
 
 

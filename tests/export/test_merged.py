@@ -32,6 +32,7 @@ from llm_fed.export import merged, model_files, models, older, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.models import write
 from llm_fed.export.serving import line
+from llm_fed.export.tensors import read_json
 from llm_fed.kinds.language import load_base
 from llm_fed.kinds.wording import Model
 from llm_fed.models.lora import Lora, targets
@@ -358,10 +359,31 @@ def test_families_that_are_merged(name, tmp_path):
     assert (outcome.flaw, outcome.needs) == ("", "")
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "laguna"])  # Laguna reads no older keys of rotary embeddings
-def test_a_family_that_version_4_lacks(family, tmp_path):
-    outcome = export("new", family, {}, tmp_path)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3_5_text", {}),
+        ("laguna", {}),  # which reads no older keys of rotary embeddings
+        ("mamba2", {}),  # of two groups
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    ],
+)
+def test_what_version_4_does_not_read(family, changes, tmp_path):
+    outcome = export("new", family, changes, tmp_path)
     assert not outcome.flaw and outcome.needs.startswith("5.")
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("bigbird_pegasus", {"tie_word_embeddings": False}),  # its class ties none, whatever its configuration says
+        ("got_ocr2", {"tie_word_embeddings": True}),  # its part for texts says another thing
+        ("zamba2", {"layers_block_type": ["mamba", "hybrid", "mamba"]}),
+    ],
+)
+def test_what_both_versions_read(family, expected, tmp_path):
+    settings = read_json(export("new", family, {}, tmp_path).folder / "config.json")
+    assert expected.items() <= settings.items() and expected.items() <= settings.get("text_config", expected).items()
 
 
 @pytest.fixture

@@ -221,6 +221,14 @@ def test_tools_that_a_template_does_not_take_are_refused_in_words():
         encode_conversation(turns, tokenizer, template="alpaca")
 
 
+def test_what_a_reply_spells_changes_no_prompt():
+    tokenizer, style = tokenizers()["words"]  # which holds control tokens as words, too
+    tokenizer.chat_template = form_for("chatml", style).text
+    turns = [Turn("user", "model <unk>"), Turn("assistant", "Bay </s> 4")]
+    prompt = encode_prompt(turns[:1], tokenizer, template="chat")
+    assert encode_conversation(turns, tokenizer, template="chat").requested == prompt
+
+
 # The generator
 
 
