@@ -61,7 +61,7 @@ def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: st
 def check_prompt(requested: Sequence[Message], whole: Sequence[Message], where: str, column: str) -> None:
     """UserError where whole conversations stand beside a prompt that is not theirs: neither the messages with which
     they begin nor a text that has one of the user's in it."""
-    said, turns = ([_content(message) for message in messages] for messages in (requested, whole))
+    said, turns = ([str(one.get("content", one.get("value"))).strip() for one in all] for all in (requested, whole))
     if said == turns[: len(said)]:
         return
     speakers = [str(message.get("role", message.get("from"))).strip().casefold() for message in whole]
@@ -71,10 +71,6 @@ def check_prompt(requested: Sequence[Message], whole: Sequence[Message], where: 
             f"{where}: the prompt, {one_line(said[-1])[-60:]!r}, is not what the messages in column {column!r} begin "
             "with; correct one of both, or drop the row"
         )
-
-
-def _content(message: Message) -> str:
-    return str(message.get("content", message.get("value"))).strip()
 
 
 def messages_of(text: str) -> list[Message] | None:

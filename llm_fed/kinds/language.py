@@ -33,20 +33,6 @@ from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, Option
 from llm_fed.models import loading, prompt
 from llm_fed.models.base import freeze
 from llm_fed.models.families import check_family
-from llm_fed.models.loading import (
-    DTYPES,
-    QUANTIZATIONS,
-    attention,
-    check_name,
-    check_rows,
-    checkpoint_activations,
-    config_of,
-    ensure_pad_token,
-    explain,
-    quantization,
-    read_words,
-    settle_dtype,
-)
 from llm_fed.models.lora import Lora
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt
@@ -153,7 +139,7 @@ class Language(Kind):
         chosen = template or (said.template if said else "alpaca-short")
         tokens = [encode_prompt(each, self.tokenizer, template=chosen) for each in prompts]
         for ids in tokens:
-            check_rows(ids, self.rows, self.tokenizer)
+            loading.check_rows(ids, self.rows, self.tokenizer)
         return tokens
 
     def bank(self, structure: Structure, state: State) -> AdapterBank:
@@ -280,26 +266,26 @@ def load_base(config: BaseConfig, device: str) -> Language:
     without a GPU, no such folder or Hub model, or it is no complete causal LM, or of a family whose rows depend on
     their neighbours.
     """
-    config, _ = settle_dtype(config, device)
-    dtype = lookup("base.dtype", config.dtype, DTYPES)
+    config, _ = loading.settle_dtype(config, device)
+    dtype = lookup("base.dtype", config.dtype, loading.DTYPES)
     if config.quantization is not None:
-        lookup("base.quantization", config.quantization, QUANTIZATIONS)
+        lookup("base.quantization", config.quantization, loading.QUANTIZATIONS)
     if config.device_map and device == "cpu":
         raise UserError("base.device_map=auto splits the base over GPUs, but this run is on the CPU; leave it out")
-    folder_or_id = check_name(config.name)
+    folder_or_id = loading.check_name(config.name)
     # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    settings = config_of(config.name, folder_or_id, config.revision)
+    settings = loading.config_of(config.name, folder_or_id, config.revision)
     try:
-        tokenizer = read_words(folder_or_id, config.revision)
+        tokenizer = loading.read_words(folder_or_id, config.revision)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder_or_id, revision=config.revision, dtype=dtype, device_map=config.device_map or {"": device},
-            quantization_config=quantization(config.quantization, dtype) if config.quantization else None,
-            attn_implementation=attention(AutoModelForCausalLM, settings, dtype, device),
+            quantization_config=loading.quantization(config.quantization, dtype) if config.quantization else None,
+            attn_implementation=loading.attention(AutoModelForCausalLM, settings, dtype, device),
             use_safetensors=True, trust_remote_code=False, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
-        raise UserError(explain(config.name, error, "a causal LM")) from error
+        raise UserError(loading.explain(config.name, error, "a causal LM")) from error
     model, report = loaded
     if missing := set(report["missing_keys"]):
         _tie(model, missing, recompute_mapping=False)  # which a thread that loads a model suspends in all threads
@@ -337,7 +323,7 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
             f"the model given as base= has the attention {attention!r:.60}, which transformers does not know; call "
             "model.set_attn_implementation('sdpa'), or register yours with transformers.AttentionInterface.register"
         )
-    dtype = lookup("base.dtype", config.dtype, DTYPES)
+    dtype = lookup("base.dtype", config.dtype, loading.DTYPES)
     if model.dtype != dtype:
         raise UserError(f"base.dtype={config.dtype}, but the model given as base= is in {model.dtype}; leave it out")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -347,10 +333,10 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
 def _frozen(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: BaseConfig, origin: Origin | None
 ) -> Language:
-    ensure_pad_token(tokenizer, config.name)
+    loading.ensure_pad_token(tokenizer, config.name)
     freeze(model)
     if config.activation_checkpointing:
-        checkpoint_activations(model, config.name)
-    dtype = DTYPES[config.dtype]
+        loading.checkpoint_activations(model, config.name)
+    dtype = loading.DTYPES[config.dtype]
     autocast = None if dtype == torch.float32 else dtype
     return Language(model=model, tokenizer=tokenizer, name=config.name, dtype=dtype, autocast=autocast, origin=origin)

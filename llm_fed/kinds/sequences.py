@@ -29,24 +29,13 @@ from llm_fed.basics.errors import UserError, did_you_mean, listed, lookup
 from llm_fed.kinds import wording
 from llm_fed.kinds.kind import Encoding, Kind, Note
 from llm_fed.kinds.sentences import Numbers, Sentence, SentenceEncoding, Sentences, label_of
+from llm_fed.models import loading
 from llm_fed.models.architectures import FELT, heads_of, longest, usual_targets
 from llm_fed.models.base import freeze
 from llm_fed.models.deberta import with_own_positions
 from llm_fed.models.families import is_causal
 from llm_fed.models.labels import FILE as LABELS
 from llm_fed.models.labels import as_json
-from llm_fed.models.loading import (
-    DTYPES,
-    attention,
-    check_name,
-    check_rows,
-    checkpoint_activations,
-    config_of,
-    ensure_pad_token,
-    explain,
-    read_words,
-    settle_dtype,
-)
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.structure import Structure
@@ -153,7 +142,7 @@ class Sequences(Kind):
             if any(map(self.safe.spells, row)):
                 ids[index], types[index] = self._as_text(row)
         for each in ids:
-            check_rows(each, self.rows, self.tokenizer)
+            loading.check_rows(each, self.rows, self.tokenizer)
         return [Sentence(*each) for each in zip(ids, types, labels, strict=True)]
 
     def _as_text(self, row: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -211,7 +200,7 @@ class Sequences(Kind):
 def read_config(base: BaseConfig) -> PretrainedConfig:
     """The configuration of a base, before any of its weights are read. UserError: there is none, or such a model cannot
     have a classification head."""
-    found = config_of(base.name, check_name(base.name), base.revision, family=False)
+    found = loading.config_of(base.name, loading.check_name(base.name), base.revision, family=False)
     check_classifier(found, base.name)
     return found
 
@@ -304,26 +293,26 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     """The base of a configuration with a head for the labels of a task. Only safetensors is read; no repository's code
     is run. UserError: there is no such base, it has no tokenizer or no complete weights, no head can be put on it, or a
     setting is not for it."""
-    base, _ = settle_dtype(config.base, device)
-    dtype = lookup("base.dtype", base.dtype, DTYPES)
+    base, _ = loading.settle_dtype(config.base, device)
+    dtype = lookup("base.dtype", base.dtype, loading.DTYPES)
     if base.quantization or base.device_map:
         raise UserError("base.quantization and base.device_map are for language models that write; leave them out")
     found = read_config(base)
     head = head_for(found, task, base.name, config.task.labels)
-    folder = check_name(base.name)
+    folder = loading.check_name(base.name)
     by_name = {label: index for index, label in enumerate(head.labels)}
     try:
-        tokenizer = read_words(folder, base.revision)
+        tokenizer = loading.read_words(folder, base.revision)
         with torch.random.fork_rng(devices=[]), _without_report():
             torch.manual_seed(0)  # of a new head, which every federation draws anew
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 folder, revision=base.revision, num_labels=len(head.labels), id2label=dict(enumerate(head.labels)),
                 label2id=by_name, ignore_mismatched_sizes=True, dtype=dtype, use_safetensors=True,
                 trust_remote_code=False, output_loading_info=True,
-                attn_implementation=attention(AutoModelForSequenceClassification, found, dtype, device),
+                attn_implementation=loading.attention(AutoModelForSequenceClassification, found, dtype, device),
             )  # fmt: skip
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
-        raise UserError(explain(base.name, error, "a sequence classifier")) from error
+        raise UserError(loading.explain(base.name, error, "a sequence classifier")) from error
     model, report = loaded
     missing = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     heads = heads_of(model, missing, base.name)
@@ -336,7 +325,7 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     with_own_positions(model)
     freeze(model.to(device))
     if base.activation_checkpointing:
-        checkpoint_activations(model, base.name)
+        loading.checkpoint_activations(model, base.name)
     return Sequences(
         model=model, tokenizer=tokenizer, name=base.name, dtype=dtype,
         autocast=None if dtype == torch.float32 else dtype, head=heads[-1], before_head=heads[:-1], labels=head.labels,
@@ -346,7 +335,7 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
 
 def _with_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Let tokenizer and model agree on the token of padding, by which the head of a decoder finds the end of a text."""
-    ensure_pad_token(tokenizer, name)
+    loading.ensure_pad_token(tokenizer, name)
     for config in (model.config, model.config.get_text_config()):
         config.pad_token_id = tokenizer.pad_token_id
         if hasattr(config, "use_cache"):

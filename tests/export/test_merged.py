@@ -44,10 +44,11 @@ from llm_fed.testing.tiny import SPECIAL, VOCABULARY, tokenizer
 
 IDS = torch.randint(2, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(3))
 # What families that cannot be a base, or whose weights cannot hold a merged adapter, are told. Dory's head scales each
-# logit, so no weight of it is base and adapter; a Qwen 3.5 mixture's own tokenizer has none of the words of the tests.
+# logit, so no weight of it is base and adapter; what Moshi's `generate` answers is not what its logits say, with
+# transformers 5.24; a Qwen 3.5 mixture's own tokenizer has none of the words of the tests.
 REFUSED = re.compile(
     "cannot be a base: |cannot be loaded as a causal LM|cannot be saved; leave out --merged|"
-    "a prompt has no tokens|only linear layers can be adapted|dory-tied/out/ada is not written"
+    "a prompt has no tokens|only linear layers can be adapted|(dory-tied|moshi[a-z0-9-]*)/out/ada is not written"
 )
 NEAR = 2e-4  # the largest distance of logits, relative to their length
 ROUNDED = {"apertus": 0.02}  # version 4 computes its activation in bfloat16, so that greedy answers differ, too
