@@ -44,7 +44,7 @@ class RoLoRA(Method):
         """The mean over the answers of each turn; then the turn is the other factor's."""
         model: State = state["model"]
         for turn in (B, A):
-            if answers := [each for each in uploads if any(name.endswith(turn) for name in each.content)]:
+            if answers := [each for each in uploads if any(name.endswith(A) for name in each.content) == (turn == A)]:
                 step = mean_update(server, answers)
                 model = model.updated(model.pick(list(step)) + step)
         return {"model": model, "turn": A if state["turn"] == B else B}
