@@ -148,9 +148,8 @@ class SafeTokenizer:
     def _read_as(
         self, marked: str, loose: bool, marks: Marks, numbers: Iterator[int], broken: Collection[int]
     ) -> list[_Segment]:
-        """A marked text as the copy is to read it, with new names for the template's control tokens, and the spellings
-        of the data as they are, but that the `broken` ones, of these `numbers`, are broken behind their first letter:
-        only these, so that no spelling changes how others are read."""
+        """A marked text as the copy is to read it: the template's control tokens have new names, and data stay as they
+        are. Of their spellings only the `broken` ones, by number, are parted, behind the first letter."""
         parts = []
         for piece in re.split(f"({marks.hidden.pattern})", marked):
             if (text := marks.plain(piece)) == piece:

@@ -50,8 +50,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What training took, counted from what was done, and divided by the number of clients; the server's own steps
-    count as well."""
+    """What training took, counted from what was done, and divided by the number of clients; with the server's steps."""
 
     steps: float  # of an optimizer
     tokens: float  # that these steps have read; of a whole image model pictures

@@ -83,8 +83,7 @@ class Job:
             self.outcome = " ".join(str(error).split())
 
     def result(self, uncounted: Set[str] = frozenset()) -> RunResult:
-        """What the table shows of a finished run. `uncounted`: clients that count in no mean, as another row cannot
-        score them."""
+        """What the table shows of a run. `uncounted`: clients in no mean, as another row cannot score them."""
         assert isinstance(self.outcome, dict)
         scores, base, rule = self.outcome["scores"], self.outcome.get("base"), self.outcome.get("rule")
         counted = without(scores, uncounted) if "clients" in scores else scores

@@ -35,25 +35,25 @@ _PARTIAL = (
     "glm", "glm4", "glm4_moe", "gpt_neox", "gpt_neox_japanese", "nemotron", "persimmon", "phi", "phi3",
     "phi4_multimodal", "qwen3_next", "stablelm",
 )  # fmt: skip
-# By family its number of groups, over all of which 4.57 takes one norm where newer versions take one of each.
+# By family its number of groups, of which version 5.23 takes a norm each, and older ones take one norm over all.
 _GROUPS = {"bamba": "mamba_n_groups", "granitemoehybrid": "mamba_n_groups", "mamba2": "n_groups"}
 
 
 def advice(settings: Mapping[str, Any]) -> str:
     """What the user should know who loads a model with transformers 4.57, or nothing. `settings`: a config.json as
     version 5 writes it, with `transformers_version` as the base's own has it."""
-    kind = settings["model_type"]
+    kind, needed = settings["model_type"], _first_version(settings)
     why = next(filter(None, map(_unread_rope, _parts(settings))), "")
     if kind not in FAMILIES:
         why = f"does not know {kind}"
-    elif settings.get(_GROUPS.get(kind, ""), 1) > 1:
-        why = f"takes one norm over all groups of {kind}"
+    elif settings.get(_GROUPS.get(kind, ""), 1) > 1 and _numbers(version("transformers")) >= (5, 23):
+        why, needed = f"takes one norm over all groups of {kind}", "5.23"
     elif kind == "zamba2":
         why = f"reads texts of more than chunk_size tokens with {kind} in another way where mamba-ssm is not installed"
-    elif kind in ("dbrx", "fuyu") and str(settings.get("transformers_version")).startswith("5"):
+    elif kind in ("dbrx", "fuyu") and _numbers(str(settings.get("transformers_version"))) >= (5,):
         why = f"does not read a config.json of {kind} that version 5 has written, as that of the base"
     if why:
-        return f"transformers 4.57 {why}; to load it takes {_first_version(settings)} or newer"
+        return f"transformers 4.57 {why}; to load it takes {needed} or newer"
     if any(part.get("attn_logit_softcapping") for part in _parts(settings)):
         return f'transformers 4.57 caps the attention of {kind} only if it is loaded with attn_implementation="eager"'
     return ""
@@ -65,8 +65,7 @@ def _parts(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _unread_rope(settings: Mapping[str, Any]) -> str:
-    """Why transformers 4.57 reads no such rotary embeddings of a model or of a part of one, or others, in words after
-    its name; or nothing."""
+    """Why transformers 4.57 reads other rotary embeddings of a model or a part, or none, after its name; or nothing."""
     kind = settings["model_type"]
     everywhere, sliding = _by_layers(settings.get("rope_parameters") or {})
     form = everywhere.get("rope_type", "default")
@@ -96,8 +95,12 @@ def _by_layers(rope: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str,
 def _first_version(settings: Mapping[str, Any]) -> str:
     """A version of transformers that knows a model: the one that has written its config.json, or else this one."""
     written = str(settings.get("transformers_version") or "")
-    numbers = tuple(int(part) for part in written.split(".")[:2] if part.isdecimal())
-    return written if numbers > (4, 57) else version("transformers")
+    return written if _numbers(written) > (4, 57) else version("transformers")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
 
 
 def with_older_keys(settings: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:

@@ -96,8 +96,7 @@ class LocalClients:
         messages: Mapping[str, bytes],
         answers: Answers,
     ) -> dict[str, Json]:
-        """Put the answers on their way, and log each client's line; who drops out was sent its message and did no
-        work."""
+        """Put the answers on their way, and log each client's line; who drops out had its message and did no work."""
         up = down = failed = dropped = 0
         means = []
         for ask in asks:

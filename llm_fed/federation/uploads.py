@@ -122,8 +122,7 @@ def compared(method: Method, state: Message, uploads: Sequence[Upload]) -> dict[
 
 
 def _changes(rows: dict[str, Tensor], method: Method, state: Message, uploads: Sequence[Upload]) -> dict[str, Tensor]:
-    """The changes in training, where uploads are models, states like what was sent: these are nearer to it than to
-    zero."""
+    """The changes in training, where uploads are models like what was sent: they are nearer to it than to zero."""
     changes = {}
     for upload in uploads:
         sent = method.broadcast(state, upload.client)

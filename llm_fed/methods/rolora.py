@@ -44,13 +44,17 @@ class RoLoRA(Method):
         """The mean over the answers of each turn; then the turn is the other factor's."""
         model: State = state["model"]
         for turn in (B, A):
-            if answers := [each for each in uploads if any(name.endswith(A) for name in each.content) == (turn == A)]:
+            if answers := [upload for upload in uploads if _turn_of(upload.content) == turn]:
                 step = mean_update(server, answers)
                 model = model.updated(model.pick(list(step)) + step)
         return {"model": model, "turn": A if state["turn"] == B else B}
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return message["model"]
+
+
+def _turn_of(answer: State) -> str:
+    return A if any(name.endswith(A) for name in answer) else B
 
 
 def _trained(message: Message) -> str:

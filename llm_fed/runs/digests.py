@@ -123,8 +123,7 @@ class Digests:
     def round(
         self, round: int, uploads: Mapping[str, str], memories: Mapping[str, Memory], state: Message, *, due: bool
     ) -> None:
-        """Write a round's line. `memories`: of those who were asked, and of the server. `due`: whether this round was
-        to be scored."""
+        """Write a round's line. `memories`: of who was asked, and of the server. `due`: whether it was to be scored."""
         who = {"sent": self._sent, "uploads": uploads, "memory": {id: of_memory(own) for id, own in memories.items()}}
         self._append({"kind": "round", "round": round, **who, "state": digest(pack(state)), "due": due})
         self._sent = {}

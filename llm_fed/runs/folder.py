@@ -291,8 +291,7 @@ class Run:
         return read_records(self.metrics_file)
 
     def remember(self, name: str, value: Mapping[str, Json]) -> None:
-        """Write a small JSON file of the run folder with its checksum, whole or not at all; RunError if the disk is
-        full."""
+        """Write a small JSON file of the folder with its checksum, whole or not at all. RunError: the disk is full."""
         self._write(name, _as_file(value))
 
     def conclude(self, summary: Mapping[str, Json]) -> None:

@@ -365,7 +365,6 @@ def test_families_that_are_merged(name, tmp_path):
     [
         ("qwen3_5_text", {}),
         ("laguna", {}),  # which reads no older keys of rotary embeddings
-        ("mamba2", {}),  # of two groups
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
     ],
 )

@@ -277,6 +277,14 @@ OTHER = {**LAYERS, "full_attention": {"rope_type": "default", "rope_theta": 1e6}
         ("gemma3_text", OTHER, ""),
         ("gemma3_text", {**LAYERS, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}, "does not scale the"),
         ("llama", {"rope_type": "yarn", "factor": 2.0}, ""),
+        ("llama", {"partial_rotary_factor": 0.5}, "does not know rotary embeddings of llama on a part of each head"),
+        ("llama", {"partial_rotary_factor": 1.0}, ""),
+        ("phi", {"partial_rotary_factor": 0.5}, ""),
+        (
+            "phimoe",
+            {"rope_type": "longrope"},
+            "reads texts beyond original_max_position_embeddings of phimoe",
+        ),
     ],
 )
 def test_what_version_4_would_read_otherwise_is_told(family, rope, why):
@@ -284,6 +292,27 @@ def test_what_version_4_would_read_otherwise_is_told(family, rope, why):
     for whole in (settings, {"model_type": "gemma3", "text_config": settings}):  # also where it is a part of a model
         said = older.advice({"transformers_version": "5.20.0", **whole})
         assert (why in said and said.endswith("to load it takes 5.20.0 or newer")) if why else not said
+
+
+@pytest.mark.parametrize(
+    ("installed", "settings", "expected"),
+    [
+        (
+            "5.23.0",
+            {"model_type": "mamba2", "n_groups": 2},
+            "over all groups of mamba2; to load it takes 5.23 or newer",
+        ),
+        ("5.23.0", {"model_type": "mamba2", "n_groups": 1}, ""),
+        ("5.22.0", {"model_type": "mamba2", "n_groups": 2}, ""),  # which takes one norm over all, too
+        ("5.23.0", {"model_type": "zamba2"}, "reads texts of more than chunk_size tokens with zamba2 in another way"),
+        ("5.23.0", {"model_type": "dbrx"}, "does not read a config.json of dbrx that version 5 has written"),
+        ("5.23.0", {"model_type": "dbrx", "transformers_version": "4.57.0"}, ""),
+    ],
+)
+def test_what_else_version_4_would_read_otherwise_is_told(installed, settings, expected, monkeypatch):
+    monkeypatch.setattr(older, "version", lambda _: installed)
+    said = older.advice({"transformers_version": "5.20.0", **settings})
+    assert expected in said and bool(said) == bool(expected)
 
 
 def test_attention_that_version_4_does_not_cap_is_told():
