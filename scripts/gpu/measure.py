@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,6 +25,7 @@ from cohort import Bench
 from peer_loops import entry_of_peft
 from peft import set_peft_model_state_dict
 from run import Figure
+from serving import at_once
 from steps import ALONE, AS_MANY, COMPARED, DENSE, DRAWS, DROPS, PEFT, ROOT, SMALL, STOCK, WIDE, WRITTEN
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedModel
@@ -281,6 +286,56 @@ def timed(words: Sequence[str], out: Path) -> tuple[float, float]:
     return first or seconds, seconds
 
 
+def evidence(setting: Setting, case: str) -> Figure:
+    """A draw of a question on a real base: each row's mean test score. RuntimeError: there is no base, or it failed."""
+    words, _, rows = case.partition(": ")
+    places = {"SCORES": str(setting.scratch.with_name("rows")), "WORK": str(setting.scratch / "evidence")}
+    given = {**os.environ, **places, "PYTHON": sys.executable, "ROWS": rows}
+    settings = [f"device={setting.device}"]
+    if setting.tiny:
+        given |= {"BASE": str(ASSETS / "tiny-base"), "ROWS": "local,fedit"}
+        settings += ["rounds=1", "local.steps=1", "eval.limit=2"]
+    if "BASE" not in given:
+        raise RuntimeError("BASE names no base; scripts/evidence/smollm2.py makes one")
+    command = ["bash", str(ROOT / "scripts/evidence/draw.sh"), *words.split(), *settings]
+    began, done = time.perf_counter(), subprocess.run(command, env=given, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-300:])
+    question, own, draw = words.split()
+    (scores,) = setting.scratch.with_name("rows").glob(f"{question}_{own}_*.jsonl")
+    lines = [line for line in map(json.loads, scores.read_text().splitlines()) if line["seed"] == int(draw)]
+    shown = [line for line in lines if line["row"] in ("base", "rule", *rows.split(",")) or not rows]
+    figure = {line["row"].split()[0]: round(fmean(line["scores"].values()), 2) for line in shown}
+    return {"seconds": round(time.perf_counter() - began, 1), **figure}
+
+
+def served(setting: Setting, case: str) -> Figure:
+    """Chats that come at once to the models of a run with twelve clients."""
+    if not (setting.scratch / "fedit/summary.json").exists():
+        started(setting, "fedit")
+    count, tokens = int(case.split()[0]), 4 if setting.tiny else NEW_TOKENS
+    with server(setting.scratch / "fedit") as url:
+        load = at_once(url, [f"Name the pen of toad {n}." for n in range(count)], count=count, tokens=tokens)
+    return {"answers": load.answers, "seconds": round(load.seconds, 2), "tokens_per_second": round(load.rate, 1)}
+
+
+@contextmanager
+def server(run: Path) -> Iterator[str]:
+    """The address of `llm-fed serve` of a run, which ends with the context. RuntimeError: it did not begin."""
+    command = [sys.executable, "-m", "llm_fed.cli", "serve", str(run), "--port", "0", "--queue", "1000"]
+    log = run.with_suffix(".serve.log")
+    with open(log, "wb") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:
+        try:
+            while not (found := re.search(r" at (http\S+/v1)\n", log.read_text())):
+                if process.poll() is not None:
+                    raise RuntimeError(f"llm-fed serve ended with {process.returncode}: {log.read_text()[-300:]}")
+                time.sleep(0.1)
+            yield found[1]
+        finally:
+            process.terminate()
+
+
 MEASURES: dict[str, Callable[[Setting, str], Figure]] = {
-    "equality": equality, "training": training, "generation": answers, "start": started, "large": training,
+    "equality": equality, "training": training, "generation": answers, "start": started, "evidence": evidence,
+    "large": training, "serve": served,
 }  # fmt: skip

@@ -23,6 +23,8 @@ STOCK = "`generate`, one client after another"
 WIDE = "all-linear r=16"
 WRITTEN = "as written"  # engine.fast=off
 COMPARED, DRAWS = ("local", "fedit", "fedmerge", "potara", "feddpa"), 10
+RATES = ("3e-3", "1e-3", "1e-2")  # the first one in all draws, the others in the first draw
+TABLE = ("pooled", "local", "fedit", "fedlora", "fedmerge d=8", "fedem d=8", "ifca d=8", "fedalt")  # rows of Table 3
 EIGHT, TWENTY = f"{LARGE}, 8 clients", f"{SMALL}, 8 clients, 20 steps"
 
 
@@ -95,9 +97,27 @@ STEPS = {
         "ten steps, on random weights of 135M.",
         ("fedit",),
     ),
+    "evidence": Step(
+        (
+            *(f"real_rows {own} {draw}" for draw in range(DRAWS) for own in (8, 32, 72)),
+            *(f"flan 300 {draw}: {row} lr={rate}" for draw in range(DRAWS) for rate in RATES[: None if draw == 0 else 1]
+              for row in TABLE),
+            *(f"rolebench 50 {draw}: {row} lr={RATES[0]}" for draw in range(3) for row in TABLE),
+            *(f"{question} {draw}" for question in ("contradictions 16", "shared_facts 32") for draw in range(3)),
+        ),
+        {"seconds": "seconds"} | {row: row for row in ("base", "rule", "local", "fedit", "fedmerge", "pooled")},
+        "Mean test scores on the real base of $BASE, by question, own rows and draw; clients' scores lie in `rows`.",
+        ("shared_facts 32 0",),
+    ),
     "large": Step(
         (f"{LARGE}, 100 clients", f"{EIGHT}, {AS_MANY}", f"{HUGE}, 8 clients, {WIDE}"),
         TRAINED, "As training; 320 tokens on 8B.", (f"{HUGE}, 8 clients, {WIDE}",),
+    ),
+    "serve": Step(
+        tuple(f"{count} chats at once" for count in (1, 50, 100)),
+        {"answers": "answers", "seconds": "seconds", "tokens_per_second": "new tokens/s"},
+        "Chats over HTTP with the twelve clients of the run of `start`, in `llm-fed serve`, of at most 64 tokens each.",
+        ("50 chats at once",),
     ),
 }  # fmt: skip
 
