@@ -1,4 +1,4 @@
-"""Makes one folder that runs the steps of run.py on a machine that has torch, peft and accelerate, and no network.
+"""Makes one folder that runs the steps of run.py on a machine without network that has torch, peft, accelerate, pyarrow.
 
     python scripts/gpu/bundle.py OUT [--python 3.12] [--cuda 130] [--base FOLDER --data FOLDER]
 
@@ -27,8 +27,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 MOST, PART = 60 * 2**20, 48 * 2**20  # bytes
 DATA = ("flan/dataset1", "flan/t0_common_gen", "rolebench/eng")  # what scripts/evidence/draw.sh reads
-PRESENT = ("torch", "peft", "accelerate")  # on the machine
-UNUSED = ("datasets", "pyarrow", "numpy", "hf-xet")  # read tables and data of the Hub, or come with torch
+PRESENT = ("torch", "peft", "accelerate", "pyarrow")  # on the machine
+UNUSED = ("datasets", "numpy", "hf-xet")  # read tables and data of the Hub, or come with torch
 MORE = ("pytest", "hypothesis", "fastapi", "uvicorn")  # what tests/conftest.py and `llm-fed serve` import
 PLATFORMS = [f"manylinux{glibc}_x86_64" for glibc in ("_2_28", "_2_27", "_2_24", "_2_17", "2014")]
 KERNELS = re.compile(r"libbitsandbytes_(\w+?)\.so")
@@ -127,8 +127,8 @@ def download(wheels: Path, python: str) -> None:
 
 
 def carried() -> list[str]:
-    """What this environment has for llm_fed, its tests and its server, without what comes with PRESENT; of the extra `gpu` what
-    pyproject.toml asks for, as this environment need not have it."""
+    """What this environment has for llm_fed, its tests and its server, without what comes with PRESENT; of the extra
+    `gpu` what pyproject.toml asks for, as this environment need not have it."""
     newer = closure(["transformers"], without=UNUSED) - {"typer"}  # some versions of huggingface_hub do without
     needed = closure(["llm-fed", *MORE], without=UNUSED) - (closure(PRESENT, without=["typer"]) - newer) - {"llm-fed"}
     asked = map(Requirement, distribution("llm-fed").requires or ())

@@ -300,7 +300,7 @@ def evidence(setting: Setting, case: str) -> Figure:
     command = ["bash", str(ROOT / "scripts/evidence/draw.sh"), *words.split(), *settings]
     began, done = time.perf_counter(), subprocess.run(command, env=given, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(done.stderr[-300:])
+        raise RuntimeError(done.stderr[-600:])
     question, own, draw = words.split()
     (scores,) = setting.scratch.with_name("rows").glob(f"{question}_{own}_*.jsonl")
     lines = [line for line in map(json.loads, scores.read_text().splitlines()) if line["seed"] == int(draw)]

@@ -4,8 +4,8 @@
     python scripts/gpu/table.py FOLDER/results.jsonl
 
 Steps: equality training generation start evidence large serve (default: all). Each figure is a line of
-FOLDER/results.jsonl. The same command goes on where it was stopped; a case during which it was stopped comes last in its
-step. `evidence` takes a real base and its data, BASE=FOLDER and LLM_FED_DATA=FOLDER, and adds the clients' scores to
+FOLDER/results.jsonl. The same command goes on where it was stopped; a case during which it was stopped comes last in
+its step. `evidence` takes a real base and its data, BASE=FOLDER and LLM_FED_DATA=FOLDER, and adds clients' scores to
 FOLDER/rows. --tiny tries the steps with tiny shapes on a CPU. Exit code 1: something is left to do.
 """
 
