@@ -1,4 +1,4 @@
-"""Makes one folder that runs the steps of run.py on a machine without network that has torch, peft, accelerate, pyarrow.
+"""Makes one folder that runs the steps of run.py without network where torch, peft, accelerate and pyarrow are.
 
     python scripts/gpu/bundle.py OUT [--python 3.12] [--cuda 130] [--base FOLDER --data FOLDER]
 

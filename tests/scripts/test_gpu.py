@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import random
 import subprocess
 import sys
 import venv
@@ -23,7 +24,7 @@ TINY = (True, 100.0)  # tiny shapes, and seconds of a step
 def module(monkeypatch) -> Callable[[str], Any]:
     """A script as a module, which is forgotten afterwards, as its name is an ordinary word."""
     monkeypatch.setattr(sys, "path", [str(GPU), str(GPU.with_name("bench")), *sys.path])
-    for name in ("run", "steps", "table", "bundle", "measure", "cohort", "peer_loops"):
+    for name in ("run", "steps", "table", "bundle", "measure", "cohort", "peer_loops", "serving"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module
 
@@ -33,7 +34,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["training", "generation", "large"])
+@pytest.mark.parametrize("step", ["training", "generation", "evidence", "large", "serve"])
 def test_each_step_measures_what_its_lines_lack(module, tmp_path, step):
     run, about = module("run"), module("steps").STEPS[step]
     assert run.measured(step, tmp_path, *TINY) == 0, lines(tmp_path)
@@ -93,6 +94,26 @@ def test_new_lines_are_kept_once_and_tiny_ones_never(module, tmp_path, monkeypat
     assert [json.loads(line)["figure"] for line in kept.read_text().splitlines()] == figures[:1]
     text = page.read_text()
     assert f"| {CASE} | 2 |" in text and "old" not in text and text.endswith("\nbehind\n")
+
+
+def test_a_base_may_travel_in_parts(module, tmp_path, monkeypatch):
+    """They are unpacked once all are there."""
+    bundle, out, weights = module("bundle"), tmp_path / "out", random.Random(0).randbytes(3000)
+    for name in ("base", "out/code/scripts/gpu", *(f"data/{name}" for name in bundle.DATA)):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "base/weights").write_bytes(weights)
+    (out / "code/scripts/gpu/run.py").write_text("import os; print(os.environ.get('BASE'))")
+    (out / "run.sh").write_text(bundle.RUN)
+    monkeypatch.setattr(bundle, "PART", 1000)
+    bundle.in_parts(out, tmp_path / "base", tmp_path / "data")
+    *others, last = sorted(out.glob("more-*"))
+    kept = last.rename(tmp_path / "kept")
+    for expected in ("None", str(out / "more/base")):
+        done = subprocess.run(["bash", out / "run.sh"], env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"},
+                              capture_output=True, text=True)  # fmt: skip
+        assert (len(others), done.stdout.strip(), done.stderr) == (3, expected, "")
+        kept.exists() and kept.rename(last)
+    assert (out / "more/base/weights").read_bytes() == weights and (out / "more/data/rolebench/eng").is_dir()
 
 
 @pytest.mark.slow
