@@ -40,13 +40,15 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export HF_HUB_OFFLINE=1 PYTHONPATH="$here/site" PYTHON="${PYTHON:-python3}"
 [ -e "$here/code" ] || "$PYTHON" -m tarfile -e "$here/bundle.tar.xz" "$here"
 shopt -s nullglob
-parts=("$here"/more-*)  # more-NUMBER-COUNT
+parts=("$here"/more-*) # more-NUMBER-COUNT
 if [ ! -e "$here/more" ] && [ "${#parts[@]}" -gt 0 ] && [ "${#parts[@]}" -eq "${parts[0]##*-}" ]; then
   cat "${parts[@]}" > "$here/parts.tar.xz"
   "$PYTHON" -m tarfile -e "$here/parts.tar.xz" "$here/unpacked"
   mv "$here/unpacked" "$here/more"
 fi
-if [ -e "$here/more" ]; then export BASE="${BASE:-$here/more/base}" LLM_FED_DATA="${LLM_FED_DATA:-$here/more/data}"; fi
+for base in "$here"/more/base/*; do
+  export BASE="${BASE:-$base}" LLM_FED_DATA="${LLM_FED_DATA:-$here/more/data}"
+done
 exec "$PYTHON" "$here/code/scripts/gpu/run.py" "$@"
 """
 
@@ -86,7 +88,7 @@ def in_parts(out: Path, base: Path, data: Path) -> None:
     """OUT/more-NUMBER-COUNT: one after another a compressed tar of `base` and `data`."""
     with tempfile.TemporaryFile() as whole:
         with tarfile.open(fileobj=whole, mode="w:xz") as packed:
-            packed.add(base, "base")
+            packed.add(base, f"base/{base.resolve().name}")  # which names the files of scores
             for name in DATA:
                 packed.add(data / name, f"data/{name}")
         count = -(-whole.tell() // PART)

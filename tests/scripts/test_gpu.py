@@ -99,21 +99,21 @@ def test_new_lines_are_kept_once_and_tiny_ones_never(module, tmp_path, monkeypat
 def test_a_base_may_travel_in_parts(module, tmp_path, monkeypatch):
     """They are unpacked once all are there."""
     bundle, out, weights = module("bundle"), tmp_path / "out", random.Random(0).randbytes(3000)
-    for name in ("base", "out/code/scripts/gpu", *(f"data/{name}" for name in bundle.DATA)):
+    for name in ("qwen", "out/code/scripts/gpu", *(f"data/{name}" for name in bundle.DATA)):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "base/weights").write_bytes(weights)
+    (tmp_path / "qwen/weights").write_bytes(weights)
     (out / "code/scripts/gpu/run.py").write_text("import os; print(os.environ.get('BASE'))")
     (out / "run.sh").write_text(bundle.RUN)
     monkeypatch.setattr(bundle, "PART", 1000)
-    bundle.in_parts(out, tmp_path / "base", tmp_path / "data")
+    bundle.in_parts(out, tmp_path / "qwen", tmp_path / "data")
     *others, last = sorted(out.glob("more-*"))
     kept = last.rename(tmp_path / "kept")
-    for expected in ("None", str(out / "more/base")):
+    for expected in ("None", str(out / "more/base/qwen")):
         done = subprocess.run(["bash", out / "run.sh"], env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"},
                               capture_output=True, text=True)  # fmt: skip
         assert (len(others), done.stdout.strip(), done.stderr) == (3, expected, "")
         kept.exists() and kept.rename(last)
-    assert (out / "more/base/weights").read_bytes() == weights and (out / "more/data/rolebench/eng").is_dir()
+    assert (out / "more/base/qwen/weights").read_bytes() == weights and (out / "more/data/rolebench/eng").is_dir()
 
 
 @pytest.mark.slow
