@@ -72,7 +72,7 @@ else
   echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmark on real data is skipped"
 fi
 step tutorial tutorial
-for cases in wild wild2; do step "$cases" reported "$cases"; done
+for cases in wild wild2 wild3; do step "$cases" reported "$cases"; done
 step lowest bash scripts/lowest.sh
 
 if [ -z "$outcomes" ]; then
