@@ -290,19 +290,18 @@ def evidence(setting: Setting, case: str) -> Figure:
     """A draw of a question on a real base: each row's mean test score. RuntimeError: there is no base, or it failed."""
     words, _, rows = case.partition(": ")
     places = {"SCORES": str(setting.scratch.with_name("rows")), "WORK": str(setting.scratch / "evidence")}
-    given = {**os.environ, **places, "PYTHON": sys.executable, "ROWS": rows}
-    settings = [f"device={setting.device}"]
-    if setting.tiny:
-        given |= {"BASE": str(ASSETS / "tiny-base"), "ROWS": "local,fedit"}
-        settings += ["rounds=1", "local.steps=1", "eval.limit=2"]
-    if "BASE" not in given:
-        raise RuntimeError("BASE names no base; scripts/evidence/smollm2.py makes one")
+    base, rows = (ASSETS / "tiny-base", "local,fedit") if setting.tiny else (Path(os.environ.get("BASE", "")), rows)
+    if not (base / "config.json").exists():
+        raise RuntimeError(f"BASE={base} is no folder of a base; scripts/evidence/smollm2.py makes one")
+    given = {**os.environ, **places, "BASE": str(base.absolute()), "PYTHON": sys.executable, "ROWS": rows}
+    given["LLM_FED_DATA"] = str(Path(given.get("LLM_FED_DATA", "")).absolute())
+    settings = [f"device={setting.device}", *(["rounds=1", "local.steps=1", "eval.limit=2"] if setting.tiny else ())]
     command = ["bash", str(ROOT / "scripts/evidence/draw.sh"), *words.split(), *settings]
     began, done = time.perf_counter(), subprocess.run(command, env=given, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-600:])
     question, own, draw = words.split()
-    (scores,) = setting.scratch.with_name("rows").glob(f"{question}_{own}_*.jsonl")
+    scores = setting.scratch.with_name("rows") / f"{question}_{own}_{given.get('BASE_NAME', base.name)}.jsonl"
     lines = [line for line in map(json.loads, scores.read_text().splitlines()) if line["seed"] == int(draw)]
     shown = [line for line in lines if line["row"] in ("base", "rule", *rows.split(",")) or not rows]
     figure = {line["row"].split()[0]: round(fmean(line["scores"].values()), 2) for line in shown}

@@ -96,6 +96,12 @@ def test_new_lines_are_kept_once_and_tiny_ones_never(module, tmp_path, monkeypat
     assert f"| {CASE} | 2 |" in text and "old" not in text and text.endswith("\nbehind\n")
 
 
+def test_the_evidence_names_the_base_that_it_lacks(module, tmp_path, monkeypatch):
+    monkeypatch.setenv("BASE", "nowhere")
+    with pytest.raises(RuntimeError, match="BASE=nowhere is no folder of a base"):
+        (measure := module("measure")).evidence(measure.Setting(False, tmp_path), "real_rows 8 0")
+
+
 def test_a_base_may_travel_in_parts(module, tmp_path, monkeypatch):
     """They are unpacked once all are there."""
     bundle, out, weights = module("bundle"), tmp_path / "out", random.Random(0).randbytes(3000)
