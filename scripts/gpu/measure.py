@@ -289,7 +289,8 @@ def timed(words: Sequence[str], out: Path) -> tuple[float, float]:
 def evidence(setting: Setting, case: str) -> Figure:
     """A draw of a question on a real base: each row's mean test score. RuntimeError: there is no base, or it failed."""
     words, _, rows = case.partition(": ")
-    places = {"SCORES": str(setting.scratch.with_name("rows")), "WORK": str(setting.scratch / "evidence")}
+    scores = setting.scratch.with_name("rows")
+    places = {"SCORES": str(scores), "WORK": str(setting.scratch / "evidence")}
     base, rows = (ASSETS / "tiny-base", "local,fedit") if setting.tiny else (Path(os.environ.get("BASE", "")), rows)
     if not (base / "config.json").exists():
         raise RuntimeError(f"BASE={base} is no folder of a base; scripts/evidence/smollm2.py makes one")
@@ -301,8 +302,8 @@ def evidence(setting: Setting, case: str) -> Figure:
     if done.returncode:
         raise RuntimeError(done.stderr[-600:])
     question, own, draw = words.split()
-    scores = setting.scratch.with_name("rows") / f"{question}_{own}_{given.get('BASE_NAME', base.name)}.jsonl"
-    lines = [line for line in map(json.loads, scores.read_text().splitlines()) if line["seed"] == int(draw)]
+    kept = (scores / f"{question}_{own}_{given.get('BASE_NAME', base.name)}.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, kept) if line["seed"] == int(draw)]
     shown = [line for line in lines if line["row"] in ("base", "rule", *rows.split(",")) or not rows]
     figure = {line["row"].split()[0]: round(fmean(line["scores"].values()), 2) for line in shown}
     return {"seconds": round(time.perf_counter() - began, 1), **figure}

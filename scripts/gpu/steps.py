@@ -103,7 +103,7 @@ STEPS = {
             *(f"flan 300 {draw}: {row} lr={rate}" for draw in range(DRAWS) for rate in RATES[: None if draw == 0 else 1]
               for row in TABLE),
             *(f"rolebench 50 {draw}: {row} lr={RATES[0]}" for draw in range(3) for row in TABLE),
-            *(f"{question} {draw}" for question in ("contradictions 16", "shared_facts 32") for draw in range(3)),
+            *(f"contradictions 16 {draw}" for draw in range(DRAWS)), *(f"shared_facts 32 {draw}" for draw in range(3)),
         ),
         {"seconds": "seconds"} | {row: row for row in ("base", "rule", "local", "fedit", "fedmerge", "pooled")},
         "Mean test scores on the real base of $BASE, by question, own rows and draw; clients' scores lie in `rows`.",

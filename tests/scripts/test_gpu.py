@@ -41,7 +41,7 @@ def test_each_step_measures_what_its_lines_lack(module, tmp_path, step):
     found = {line["figure"]["case"]: line["figure"] for line in lines(tmp_path) if run.is_measured(line)}
     assert sorted(found) == sorted(about.tiny) and set(about.tiny) <= set(about.cases)
     for case, figure in found.items():
-        assert figure["tiny"] and figure["transformers"] and figure["liger"] and about.columns.keys() & figure.keys()
+        assert {"tiny", "transformers", "liger"} <= figure.keys() and len(about.columns.keys() & figure.keys()) > 1
         if "dense" in case:
             assert figure["replayed"] == figure["micro_batches"] > 0, case
     before = lines(tmp_path)
